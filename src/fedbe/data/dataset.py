@@ -1,0 +1,109 @@
+"""What a data set is: one tensor of inputs, one of labels, the names of the classes.
+
+Images stay uint8 in memory, as they came from the file; `fedbe.data.Feed` turns them into what a model sees.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedbe.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labelled examples in memory.
+
+    name     what to call it in messages and reports
+    inputs   uint8 [N, H, W, C] for images, float32 [N, D] for vectors
+    labels   int64 [N], each in 0 … len(classes) − 1
+    classes  the names of the classes, in the order of the labels
+    clients  int64 [N] client ids for the split "column", or None
+    """
+
+    name: str
+    inputs: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    clients: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_inputs(self.name, self.inputs)
+        count = len(self.inputs)
+        if self.labels.dtype != torch.int64 or self.labels.shape != (count,):
+            raise DataError(
+                f"{self.name}: `labels` must be int64 of shape [{count}], one for each input, got "
+                f"{_describe(self.labels)}"
+            )
+        if count and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.classes):
+            raise DataError(
+                f"{self.name}: labels of {len(self.classes)} classes must be 0 … {len(self.classes) - 1}, "
+                f"got {int(self.labels.min())} … {int(self.labels.max())}"
+            )
+        if self.clients is not None and (self.clients.dtype != torch.int64 or self.clients.shape != (count,)):
+            raise DataError(
+                f"{self.name}: `clients` must be int64 of shape [{count}], got {_describe(self.clients)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, index: Tensor, name: str | None = None) -> "Dataset":
+        """The examples at `index` (int64), in that order; copies them."""
+        clients = None if self.clients is None else self.clients[index]
+        inputs = self.inputs.index_select(0, index)
+        return Dataset(name or self.name, inputs, self.labels[index], self.classes, clients)
+
+    def digest(self) -> str:
+        """SHA-256 over shape, type and bytes of inputs and labels: equal content, equal digest.
+
+        >>> a = Dataset("a", torch.zeros(2, 3), torch.tensor([0, 1]), ("x", "y"))
+        >>> b = Dataset("b", torch.zeros(2, 3), torch.tensor([1, 0]), ("x", "y"))
+        >>> a.digest() == a.digest(), a.digest() == b.digest()
+        (True, False)
+        """
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        whole = hashlib.sha256()
+        for part in (self.inputs, self.labels):
+            whole.update(_describe(part).encode())
+            whole.update(part.contiguous().numpy().data)
+        return whole.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A classification task: what to learn from and what to be judged by."""
+
+    train: Dataset
+    test: Dataset
+
+    def __post_init__(self) -> None:
+        if self.train.inputs.shape[1:] != self.test.inputs.shape[1:]:
+            raise DataError(
+                f"{self.train.name}: training and test inputs must have one shape, got "
+                f"{list(self.train.inputs.shape[1:])} and {list(self.test.inputs.shape[1:])}"
+            )
+        if self.train.classes != self.test.classes:
+            raise DataError(f"{self.train.name}: training and test data must have the same classes")
+
+
+def _check_inputs(name: str, inputs: Tensor) -> None:
+    images = inputs.dtype == torch.uint8 and inputs.dim() == 4
+    vectors = inputs.dtype == torch.float32 and inputs.dim() == 2
+    if not images and not vectors:
+        raise DataError(
+            f"{name}: inputs must be uint8 [N, H, W, C] images or float32 [N, D] vectors, "
+            f"got {_describe(inputs)}"
+        )
+    if vectors and not bool(torch.isfinite(inputs).all()):
+        raise DataError(f"{name}: inputs must be finite, but some are NaN or infinite; clean them first")
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,43 @@
+"""Data that needs no download: scikit-learn's digits, and the Swiss roll of the paper's Figure 1."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedbe import seeds
+from fedbe.data.dataset import Dataset, Task
+
+ROLL_TRAIN, ROLL_TEST, ROLL_NOISE = 1200, 600, 0.5
+
+
+def digits() -> Dataset:
+    """1,797 real handwritten digits of 8 × 8 pixels, uint8 [1797, 8, 8, 1]; ink 16 becomes 255."""
+    from sklearn.datasets import load_digits  # slow to import, and only this set needs it
+
+    raw = load_digits()
+    ink = torch.from_numpy(raw.images).mul(255 / 16).round().to(torch.uint8)
+    labels = torch.from_numpy(raw.target).to(torch.int64)
+    return Dataset("digits", ink[..., None], labels, tuple(str(digit) for digit in range(10)))
+
+
+def swissroll(seed: int) -> Task:
+    """Three classes that follow each other along a Swiss roll in the plane, equally many examples of each.
+
+    The roll is scikit-learn's, without its third axis: t = 1.5π(1 + 2u), u uniform in [0, 1), class ⌊3u⌋,
+    (x, y) = (t·cos t, t·sin t) + noise. With 300 of 1,200 training examples at the server, each class leaves 300
+    to three clients: 240 + 30 + 30.
+    """
+    train = _roll(ROLL_TRAIN, seeds.generator(seed, role="swissroll-train"))
+    test = _roll(ROLL_TEST, seeds.generator(seed, role="swissroll-test"))
+    classes = ("inner", "middle", "outer")
+    return Task(Dataset("swissroll", *train, classes), Dataset("swissroll", *test, classes))
+
+
+def _roll(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    labels = torch.arange(count) % 3
+    along = (labels + torch.rand(count, generator=generator, dtype=torch.float64)) / 3
+    angle = 1.5 * math.pi * (1 + 2 * along)
+    points = torch.stack([angle * angle.cos(), angle * angle.sin()], dim=1)
+    points += ROLL_NOISE * torch.randn(count, 2, generator=generator, dtype=torch.float64)
+    return points.float(), labels
