@@ -51,5 +51,5 @@ def global_rng(source: torch.Generator) -> Iterator[None]:
     """Within: torch's global RNG (which dropout draws from) follows `source`; after: it is as it was before."""
     seed = int(torch.randint(0, 2**62, (1,), generator=source).item())
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         yield

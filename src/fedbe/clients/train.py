@@ -1,0 +1,122 @@
+"""The one local SGD loop (Eq. 1)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedbe.clients.rules import LocalRule, LocalRun, Outcome
+from fedbe.errors import SettingError
+from fedbe.inputs import Inputs, batches
+from fedbe.optim import sgd
+from fedbe.seeds import global_rng
+from fedbe.states import ModelState
+from fedbe.workbench import Workbench
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """One client's training in one round.
+
+    epochs        E passes over its own data; a slow client trains fewer (systems heterogeneity), 0 trains nothing
+    batch         examples in a mini-batch
+    lr            η_l of this round (see `step_size` for the schedule over rounds)
+    momentum      of SGD, started anew each round
+    weight_decay  not on normalisation layers
+    """
+
+    epochs: int = 20
+    batch: int = 40
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0:
+            raise SettingError(f"`epochs` must be >= 0, got {self.epochs}")
+        if self.batch < 1:
+            raise SettingError(f"`batch` must be >= 1, got {self.batch}")
+        if not self.lr > 0:
+            raise SettingError(f"`lr` must be > 0, got {self.lr}")
+        if not 0 <= self.momentum < 1:
+            raise SettingError(f"`momentum` must be in [0, 1), got {self.momentum}")
+        if not self.weight_decay >= 0:
+            raise SettingError(f"`weight_decay` must be >= 0, got {self.weight_decay}")
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """The result of local training: what is sent (state, extras) and what stays (memory)."""
+
+    state: ModelState
+    extras: Mapping[str, Tensor]
+    memory: Mapping[str, Tensor]
+    loss: float
+    steps: int
+
+
+def train(
+    bench: Workbench,
+    start: ModelState,
+    inputs: Inputs,
+    labels: Tensor,
+    settings: LocalSettings,
+    generator: torch.Generator,
+    *,
+    rules: Sequence[LocalRule] = (),
+    broadcast: Mapping[str, Tensor] | None = None,
+    memory: Mapping[str, Tensor] | None = None,
+) -> Trained:
+    """K steps of SGD from the global model on one client's data: w_i ← w_i − η ∇ℓ(B_k, w_i).
+
+    `loss` is the mean cross entropy of the last epoch, without what the rules add.
+    """
+    if len(inputs) != len(labels):
+        raise SettingError(f"`inputs` and `labels` must be of one length, got {len(inputs)} and {len(labels)}")
+    bench.load(start)
+    bench.module.train()
+    run = LocalRun(
+        layout=bench.layout,
+        parameters=dict(bench.trainable()),
+        start=start.params,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        broadcast=broadcast or {},
+        memory=memory or {},
+    )
+    active = [rule.start(run) for rule in rules]
+    optimizer = sgd(bench, settings.lr, settings.momentum, settings.weight_decay)
+    steps, epoch_loss = 0, torch.zeros((), device=bench.device)
+    with global_rng(generator):
+        for epoch in _epochs(len(inputs), settings, generator):
+            epoch_loss = torch.zeros((), device=bench.device)
+            for index in epoch:
+                optimizer.zero_grad()
+                target = labels[index].to(bench.device)
+                loss = functional.cross_entropy(bench.logits(inputs.batch(index, generator)), target)
+                loss.backward()  # type: ignore[no-untyped-call]
+                for rule in active:
+                    rule.correct()
+                optimizer.step()
+                epoch_loss += loss.detach() * len(index)
+                steps += 1
+    state = bench.read()
+    outcome = _joined([rule.finish(state.params, steps) for rule in active])
+    loss_value = float(epoch_loss) / len(inputs) if steps else float("nan")
+    return Trained(state, outcome.extras, outcome.memory, loss_value, steps)
+
+
+def _epochs(count: int, settings: LocalSettings, generator: torch.Generator) -> Iterator[Iterator[Tensor]]:
+    for _ in range(settings.epochs):
+        yield batches(count, settings.batch, torch.randperm(count, generator=generator))
+
+
+def _joined(outcomes: Sequence[Outcome]) -> Outcome:
+    extras: dict[str, Tensor] = {}
+    memory: dict[str, Tensor] = {}
+    for outcome in outcomes:
+        extras |= outcome.extras
+        memory |= outcome.memory
+    return Outcome(extras, memory)

@@ -1,0 +1,49 @@
+"""How good and how sure a set of predictions is."""
+
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+ECE_BINS = 15
+
+
+@dataclass(frozen=True)
+class Quality:
+    """accuracy, nll (mean −log p of the true class), confidence (mean of the largest p), and
+    ece = Σ_b (n_b/n) |accuracy_b − confidence_b| over 15 equal bins of confidence."""
+
+    accuracy: float
+    nll: float
+    confidence: float
+    ece: float
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def confidence(probabilities: Tensor) -> float:
+    """Mean of the largest probability; classes lie in dimension 1."""
+    return float(probabilities.amax(1).double().mean())
+
+
+def quality(probabilities: Tensor, labels: Tensor) -> Quality:
+    """Quality of probabilities [N, classes, …] against labels [N, …].
+
+    >>> q = quality(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
+    >>> q.accuracy, round(q.confidence, 2), round(q.ece, 2)
+    (0.5, 0.85, 0.45)
+    """
+    labels = labels.to(probabilities.device)
+    top, predicted = probabilities.max(1)
+    right = (predicted == labels).double().flatten()
+    top = top.double().flatten()
+    true = probabilities.gather(1, labels.unsqueeze(1)).double().clamp_min(1e-12)
+    bins = (top * ECE_BINS).long().clamp_(max=ECE_BINS - 1)
+    gap = torch.zeros(ECE_BINS, dtype=torch.float64, device=top.device).index_add_(0, bins, right - top)
+    return Quality(
+        accuracy=float(right.mean()),
+        nll=float(-true.log().mean()),
+        confidence=float(top.mean()),
+        ece=float(gap.abs().sum() / len(top)),
+    )

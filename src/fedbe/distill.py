@@ -1,0 +1,191 @@
+"""Distil a vote into one model: pseudo-labels, and SGD or SWA on them (Section 4 of the paper)."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.swa_utils import get_swa_multi_avg_fn
+
+from fedbe.errors import AggregationError, SettingError, nearest
+from fedbe.inputs import Inputs, batches
+from fedbe.norm import recalibrate
+from fedbe.optim import sgd
+from fedbe.seeds import global_rng
+from fedbe.states import ModelState
+from fedbe.workbench import Workbench
+
+OPTIMIZERS = ("swa", "sgd")
+LOSSES = ("cross_entropy", "kl_over_classes")
+
+
+@dataclass(frozen=True)
+class DistillSettings:
+    """How the student is trained. The defaults are the paper's; steps are mini-batches.
+
+    optimizer            swa: average of points along a cyclic step size; sgd: constant step size, last point
+    server_epochs        passes over the server's inputs
+    server_batch         inputs in a mini-batch
+    server_lr            step size at the start of each SWA cycle, or SGD's constant one
+    server_lr_min        step size at the end of each SWA cycle
+    swa_cycle_steps      length of a cycle; a point is collected at its end …
+    swa_start_steps      … if that lies after this step
+    server_momentum      momentum of SGD, also within SWA
+    server_weight_decay  not on normalisation layers
+    loss                 cross_entropy: −(1/J) Σ_j p̂_j·log p_j; kl_over_classes: the released program's KL, averaged
+                         over examples and classes
+    """
+
+    optimizer: str = "swa"
+    server_epochs: int = 20
+    server_batch: int = 128
+    server_lr: float = 1e-3
+    server_lr_min: float = 4e-4
+    swa_cycle_steps: int = 25
+    swa_start_steps: int = 250
+    server_momentum: float = 0.9
+    server_weight_decay: float = 0.0
+    loss: str = "cross_entropy"
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise SettingError(f"unknown optimizer '{self.optimizer}': {nearest(self.optimizer, OPTIMIZERS)}")
+        if self.loss not in LOSSES:
+            raise SettingError(f"unknown loss '{self.loss}': {nearest(self.loss, LOSSES)}")
+        for name in ("server_epochs", "server_batch", "swa_cycle_steps"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"`{name}` must be >= 1, got {getattr(self, name)}")
+        for name in ("server_lr", "server_lr_min"):
+            if not getattr(self, name) > 0:
+                raise SettingError(f"`{name}` must be > 0, got {getattr(self, name)}")
+        for name in ("swa_start_steps", "server_momentum", "server_weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise SettingError(f"`{name}` must be >= 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The step size of each step i = 1, 2, … and the steps after which a point is collected.
+
+    SWA (Izmailov et al.): lr(i) = (1 − t) lr_max + t lr_min with t = ((i − 1) mod c + 1)/c; a point is collected
+    at each end of a cycle (i mod c = 0) with i > start. SGD: lr(i) = lr_max, only the last point counts.
+    """
+
+    lr: float
+    lr_min: float
+    cycle: int
+    start: int
+    swa: bool
+
+    def step_size(self, i: int) -> float:
+        if not self.swa:
+            return self.lr
+        t = ((i - 1) % self.cycle + 1) / self.cycle
+        return (1 - t) * self.lr + t * self.lr_min
+
+    def collects(self, i: int) -> bool:
+        return self.swa and i % self.cycle == 0 and i > self.start
+
+
+def schedule(settings: DistillSettings, total_steps: int) -> Schedule:
+    """The schedule for a distillation of `total_steps`.
+
+    Where the server has so few inputs that not one cycle ends after `swa_start_steps`, SWA would do nothing: then
+    the schedule shrinks to the paper's proportions (its 10,000 images make 1,580 steps: start after a sixth of
+    them, about sixty cycles), with cycles of at least 5 steps.
+
+    >>> s = schedule(DistillSettings(), 60)
+    >>> s.start, s.cycle
+    (10, 5)
+    """
+    cycle, start = settings.swa_cycle_steps, settings.swa_start_steps
+    swa = settings.optimizer == "swa"
+    if swa and (total_steps // cycle) * cycle <= start:
+        cycle = min(cycle, max(5, total_steps // 60), total_steps)
+        start = min(total_steps // 6, total_steps // cycle * cycle - 1)
+    return Schedule(settings.server_lr, settings.server_lr_min, cycle, start, swa)
+
+
+def sharpen(probabilities: Tensor, exponent: float = 2.0) -> Tensor:
+    """p̂[c] = p[c]^e / Σ_c' p[c']^e over dimension 1; e = 1 changes nothing.
+
+    >>> sharpen(torch.tensor([[0.75, 0.25]]))
+    tensor([[0.9000, 0.1000]])
+    """
+    powered = probabilities**exponent
+    return powered / powered.sum(1, keepdim=True)
+
+
+def loss_function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """(logits, target probabilities) -> the scalar that is minimised."""
+    if name == "cross_entropy":
+        return functional.cross_entropy
+    return lambda logits, target: functional.kl_div(logits.log_softmax(1), target, reduction="mean")
+
+
+def distill(
+    bench: Workbench,
+    start: ModelState,
+    inputs: Inputs,
+    targets: Tensor,
+    settings: DistillSettings,
+    generator: torch.Generator,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> ModelState:
+    """Train the model `start` to predict `targets` [J, classes, …] (or class labels [J, …]) on the inputs.
+
+    Returns the last SGD point, or the mean of the collected SWA points with BatchNorm statistics measured anew.
+    """
+    bench.load(start)
+    bench.module.train()
+    parameters = [p for _, p in bench.trainable()]
+    steps = sum(1 for _ in batches(len(inputs), settings.server_batch)) * settings.server_epochs
+    plan = schedule(settings, steps)
+    optimizer = sgd(bench, settings.server_lr, settings.server_momentum, settings.server_weight_decay)
+    loss_of = loss_function(settings.loss) if targets.is_floating_point() else functional.cross_entropy
+    targets = targets.to(bench.device)
+    average: list[Tensor] = []
+    collected = 0
+    with global_rng(generator):
+        for i, index in enumerate(_epochs(len(inputs), settings, generator), start=1):
+            for group in optimizer.param_groups:
+                group["lr"] = plan.step_size(i)
+            optimizer.zero_grad()
+            loss = loss_of(bench.logits(inputs.batch(index, generator)), targets[index.to(bench.device)])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if plan.collects(i):
+                average, collected = _collect(average, parameters, collected)
+            if progress is not None:
+                progress(i, steps)
+    if collected:
+        _put(parameters, average)
+        recalibrate(bench, inputs)
+    student = bench.read()
+    if not bool(torch.isfinite(student.params).all()):
+        raise AggregationError(
+            "distillation diverged to values that are not finite: lower `server_lr` "
+            f"(now {settings.server_lr}); the global model is unchanged"
+        )
+    return student
+
+
+def _epochs(count: int, settings: DistillSettings, generator: torch.Generator) -> Iterator[Tensor]:
+    for _ in range(settings.server_epochs):
+        yield from batches(count, settings.server_batch, torch.randperm(count, generator=generator))
+
+
+@torch.no_grad()
+def _collect(average: list[Tensor], now: list[nn.Parameter], collected: int) -> tuple[list[Tensor], int]:
+    if not collected:
+        return [p.detach().clone() for p in now], 1
+    get_swa_multi_avg_fn()(average, now, collected)  # type: ignore[no-untyped-call]
+    return average, collected + 1
+
+
+@torch.no_grad()
+def _put(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)

@@ -1,0 +1,182 @@
+"""May this update enter? A verdict with a reason; whoever is set aside, the round goes on with the rest.
+
+The guard protects against broken and careless clients, and against single values that would poison an average.
+It is no defence against clients that lie within bounds (no Byzantine-robust aggregation).
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from fedbe.errors import AggregationError, SettingError, StateError
+from fedbe.norm import invalid_variance
+from fedbe.states import Layout, ModelState
+from fedbe.updates import ClientId, ClientUpdate, Update
+
+
+@dataclass(frozen=True)
+class Limits:
+    """min_clients: fewer usable updates than this, and the round has no result.
+
+    max_norm_ratio: a client whose change is longer than this many times the median of all clients' changes is set
+    aside (needs three clients to compare). Honest clients differ by the amount of data and epochs, so it is wide.
+    """
+
+    min_clients: int = 1
+    max_norm_ratio: float = 100.0
+
+    def __post_init__(self) -> None:
+        if self.min_clients < 1:
+            raise SettingError(f"`min_clients` must be >= 1, got {self.min_clients}")
+        if not self.max_norm_ratio > 1:
+            raise SettingError(f"`max_norm_ratio` must be > 1, got {self.max_norm_ratio}")
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A client whose update was not used, and why."""
+
+    client: ClientId | None
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Admission:
+    admitted: tuple[Update, ...]
+    set_aside: tuple[SetAside, ...]
+
+
+def admit(
+    updates: Iterable[ClientUpdate],
+    previous: ModelState,
+    layout: Layout,
+    limits: Limits,
+    extras: Sequence[str] = (),
+) -> Admission:
+    """Check every update against the model and against its peers; order those that pass.
+
+    `extras` names what the method's rules must send back. The order is by client id, then by content for updates
+    without one, so the result does not depend on arrival. Nothing that was given is changed.
+    """
+    aside: list[SetAside] = []
+    named: list[Update] = []
+    anonymous: list[Update] = []
+    for update in updates:
+        try:
+            checked = _checked(update, layout, extras)
+        except StateError as error:
+            aside.append(SetAside(_id_of(update), str(error)))
+        else:
+            (anonymous if update.client is None else named).append(checked)
+    passed, doubles = _without_doubles(named)
+    passed, wild = _without_wild(passed + _numbered(anonymous), previous, limits.max_norm_ratio)
+    aside += doubles + wild
+    if len(passed) < limits.min_clients:
+        raise AggregationError(_too_few(len(passed), limits.min_clients, aside))
+    return Admission(tuple(passed), tuple(aside))
+
+
+def _id_of(update: object) -> ClientId | None:
+    client = getattr(update, "client", None)
+    return client if isinstance(client, int | str) else None
+
+
+def _checked(update: ClientUpdate, layout: Layout, extras: Sequence[str]) -> Update:
+    if not isinstance(update, ClientUpdate):
+        raise StateError(f"an update must be a ClientUpdate, got {type(update).__name__}")
+    if not isinstance(update.client, int | str | None):
+        raise StateError(f"`client` must be a whole number or a string, got {type(update.client).__name__}")
+    examples = _examples(update.examples)
+    state = _state(update.state, layout)
+    for what, vector in (("parameters", state.params), ("buffers", state.buffers)):
+        if not bool(torch.isfinite(vector).all()):
+            raise StateError(f"its {what} hold NaN or infinite values")
+    if (name := invalid_variance(state, layout)) is not None:
+        raise StateError(f"its running variance '{name}' has values below zero")
+    client = "" if update.client is None else update.client
+    return Update(client, state, examples, _extras(update.extras, extras, layout))
+
+
+def _examples(examples: object) -> float:
+    number = isinstance(examples, int | float) and not isinstance(examples, bool)
+    if not number or not math.isfinite(examples) or examples <= 0:  # type: ignore[arg-type, operator]
+        raise StateError(f"`examples` must be a number > 0, got {examples!r}")
+    return float(examples)  # type: ignore[arg-type]
+
+
+def _state(state: Mapping[str, Tensor] | ModelState, layout: Layout) -> ModelState:
+    if not isinstance(state, ModelState):
+        return layout.pack(state, "its state")
+    buffers = layout.buffers[-1].stop if layout.buffers else 0
+    if state.params.shape != (layout.size,) or state.buffers.shape != (buffers,):
+        raise StateError(
+            f"its state has {state.params.numel()} parameters and {state.buffers.numel()} buffer values, "
+            f"expected {layout.size} and {buffers}"
+        )
+    return state
+
+
+def _extras(
+    given: Mapping[str, Mapping[str, Tensor] | Tensor], names: Sequence[str], layout: Layout
+) -> dict[str, Tensor]:
+    packed = {}
+    for name in names:
+        if name not in given:
+            raise StateError(f"it lacks the extra '{name}' that this method's clients send")
+        packed[name] = layout.pack_params(given[name], f"its extra '{name}'")
+        if not bool(torch.isfinite(packed[name]).all()):
+            raise StateError(f"its extra '{name}' holds NaN or infinite values")
+    return packed
+
+
+def _without_doubles(updates: list[Update]) -> tuple[list[Update], list[SetAside]]:
+    """One update for each client id, in the order of the ids.
+
+    The same update twice counts once; two that differ are both set aside, because which of them is right cannot
+    be known and must not depend on arrival.
+    """
+    by_client: dict[ClientId, list[Update]] = {}
+    for update in updates:
+        by_client.setdefault(update.client, []).append(update)
+    kept, aside = [], []
+    for client in sorted(by_client, key=lambda c: (isinstance(c, str), c)):
+        group = by_client[client]
+        if len(group) == 1 or len({(u.state.digest(), u.examples) for u in group}) == 1:
+            kept.append(group[0])
+            aside += [SetAside(client, "the same update came again; it counts once")] * (len(group) - 1)
+        else:
+            aside += [SetAside(client, f"{len(group)} updates came under this id and they differ")] * len(group)
+    return kept, aside
+
+
+def _numbered(anonymous: list[Update]) -> list[Update]:
+    """Updates without an id, in the order of their content: equal ones are interchangeable."""
+    ordered = sorted(anonymous, key=lambda u: (u.state.digest(), u.examples)) if len(anonymous) > 1 else anonymous
+    return [replace(u, client=f"anonymous {i}") for i, u in enumerate(ordered, start=1)]
+
+
+def _without_wild(updates: list[Update], previous: ModelState, ratio: float) -> tuple[list[Update], list[SetAside]]:
+    if len(updates) < 3:
+        return updates, []
+    aside: dict[ClientId, SetAside] = {}
+    for what in ("params", "buffers"):
+        last = getattr(previous, what).double()
+        norms = [float((getattr(u.state, what) - last).norm()) for u in updates]
+        # A floor, so that rounding noise around clients that did not move is not "wild".
+        usual = max(median(norms), 1e-3 * float(last.norm()), 1e-6)
+        for update, norm in zip(updates, norms, strict=True):
+            if norm > ratio * usual:
+                reason = f"its {what} changed by {norm:.3g} where {usual:.3g} is usual (limit {ratio:g} times that)"
+                aside.setdefault(update.client, SetAside(update.client, reason))
+    return [u for u in updates if u.client not in aside], list(aside.values())
+
+
+def _too_few(usable: int, needed: int, aside: Sequence[SetAside]) -> str:
+    reasons = "; ".join(f"client {s.client}: {s.reason}" for s in aside[:3])
+    more = f"; and {len(aside) - 3} more" if len(aside) > 3 else ""
+    why = f" Set aside: {reasons}{more}." if aside else ""
+    return f"{usable} usable client updates, at least {needed} needed; the global model is unchanged.{why}"

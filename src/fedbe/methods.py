@@ -1,0 +1,143 @@
+"""The catalogue: every method is one row of data. A new one is a new row and at most one small rule or stage."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from fedbe.clients.rules import ControlVariate, LocalRule, Prox
+from fedbe.errors import SettingError, nearest
+from fedbe.servers.stages import ControlUpdate, Distill, KeepMembers, Mean, Momentum, Stage
+
+
+@dataclass(frozen=True)
+class Method:
+    """rules run at the clients, stages at the server; extras are what the rules send back.
+
+    one_round: the method is defined for a single round of communication.
+    """
+
+    name: str
+    title: str
+    summary: str
+    rules: tuple[LocalRule, ...]
+    stages: tuple[Stage, ...]
+    extras: tuple[str, ...] = ()
+    one_round: bool = False
+
+    @property
+    def needs_unlabeled(self) -> bool:
+        return any(isinstance(stage, Distill) for stage in self.stages)
+
+    def settings(self) -> dict[str, Any]:
+        """Every setting of the method's rules and stages, with its value."""
+        parts = (*self.rules, *self.stages)
+        return {f.name: getattr(part, f.name) for part in parts for f in fields(part)}  # type: ignore[arg-type]
+
+    def with_settings(self, settings: Mapping[str, Any]) -> "Method":
+        """The same method with other values: each goes to the rule or stage that has a setting of that name.
+
+        >>> get("fedprox").with_settings({"mu": 0.1}).rules
+        (Prox(mu=0.1, prox_form='squared'),)
+        """
+        known = self.settings()
+        for name in settings:
+            if name not in known:
+                hint = nearest(name, known) if known else "it has none"
+                raise SettingError(f"{self.title} has no setting '{name}': {hint}")
+        return replace(
+            self,
+            rules=tuple(_with(part, settings) for part in self.rules),
+            stages=tuple(_with(part, settings) for part in self.stages),
+        )
+
+
+def _with(part: Any, settings: Mapping[str, Any]) -> Any:
+    mine = {f.name: settings[f.name] for f in fields(part) if f.name in settings}
+    return replace(part, **mine) if mine else part
+
+
+_SCAFFOLD: dict[str, Any] = {"rules": (ControlVariate(),), "extras": ("control",)}
+
+CATALOGUE: dict[str, Method] = {
+    m.name: m
+    for m in (
+        Method("fedavg", "FedAvg", "the weighted average of the clients' weights", (), (Mean(),)),
+        Method("fedavgm", "FedAvgM", "FedAvg with momentum at the server", (), (Mean(), Momentum())),
+        Method("fedprox", "FedProx", "FedAvg whose clients are held near the global model", (Prox(),), (Mean(),)),
+        Method(
+            "scaffold",
+            "SCAFFOLD",
+            "FedAvg whose clients correct their drift with control variates",
+            stages=(Mean(), ControlUpdate()),
+            **_SCAFFOLD,
+        ),
+        Method(
+            "v-distillation",
+            "v-Distillation",
+            "the clients vote; their average learns the vote by SGD",
+            (),
+            (Mean(), Distill(members="C", optimizer="sgd")),
+        ),
+        Method(
+            "1-ensemble",
+            "1-Ensemble",
+            "one round of long local training; the clients' vote is the prediction, no single model",
+            (),
+            (Mean(), KeepMembers(members="C")),
+            one_round=True,
+        ),
+        Method(
+            "fedbe",
+            "FedBE",
+            "sampled models, average and clients vote; the average learns the vote by SWA",
+            (),
+            (Mean(), Distill()),
+        ),
+        Method(
+            "fedbe-sgd",
+            "FedBE (w/o SWA)",
+            "FedBE with plain SGD in the distillation",
+            (),
+            (Mean(), Distill(optimizer="sgd")),
+        ),
+        Method("fedbe+fedprox", "FedBE + FedProx", "FedBE with FedProx's clients", (Prox(),), (Mean(), Distill())),
+        Method(
+            "fedbe+fedavgm",
+            "FedBE + FedAvgM",
+            "FedBE that starts from the average with server momentum",
+            (),
+            (Mean(), Momentum(), Distill()),
+        ),
+        Method(
+            "fedbe+scaffold",
+            "FedBE + SCAFFOLD",
+            "FedBE with SCAFFOLD's clients",
+            stages=(Mean(), ControlUpdate(), Distill()),
+            **_SCAFFOLD,
+        ),
+    )
+}
+
+# Where the authors' program differs from their text: settings for `with_settings`, of which a method takes those
+# that it has (see docs/variants.md).
+RELEASED: dict[str, Any] = {
+    "posterior": "gaussian-released",
+    "statistics": "sampled",
+    "server_lr_min": 1e-3,
+    "swa_start_steps": 500,
+    "server_weight_decay": 1e-5,
+    "loss": "kl_over_classes",
+    "prox_form": "unsquared",
+    "momentum_form": "damped",
+}
+
+
+def get(name: str, variant: str = "paper", **settings: Any) -> Method:
+    """The method of that name; `variant` is paper or released; single settings win over the variant."""
+    if name not in CATALOGUE:
+        raise SettingError(f"unknown method '{name}': {nearest(name, CATALOGUE)}")
+    if variant not in ("paper", "released"):
+        raise SettingError(f"unknown variant '{variant}': {nearest(variant, ('paper', 'released'))}")
+    method = CATALOGUE[name]
+    base = {k: v for k, v in RELEASED.items() if k in method.settings()} if variant == "released" else {}
+    return method.with_settings({**base, **settings})

@@ -1,0 +1,61 @@
+"""Convex combinations of client models with Dirichlet weights: Eq. 7 of the paper."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedbe.errors import SettingError
+from fedbe.seeds import numpy_generator
+from fedbe.states import ModelState, weighted_mean
+from fedbe.updates import ClientId, Update
+
+
+@dataclass(frozen=True, eq=False)
+class Dirichlet:
+    """w = Σ_i (γ_i n_i / Σ_j γ_j n_j) w_i with γ ~ Dir(α).
+
+    `mean` is the model at γ = α/Σα (FedAvg's average when all α are equal): the ratio in Eq. 7 has no closed mean
+    for unequal n_i. Buffers are mixed with the same weights, so they stay within the range of the clients'.
+    """
+
+    updates: Sequence[Update]
+    alpha: np.ndarray
+
+    @classmethod
+    def fit(cls, updates: Sequence[Update], *, alpha: float | Mapping[ClientId, float] = 1.0) -> "Dirichlet":
+        """`alpha`: one number for all clients, or one for each client id."""
+        return cls(tuple(updates), _alphas(updates, alpha))
+
+    @property
+    def mean(self) -> ModelState:
+        return self.mix(self.alpha / self.alpha.sum())
+
+    def sample(self, n: int, generator: torch.Generator) -> Iterator[ModelState]:
+        rng = numpy_generator(generator)
+        for _ in range(n):
+            yield self.mix(rng.dirichlet(self.alpha))
+
+    def mix(self, gamma: np.ndarray | Sequence[float]) -> ModelState:
+        """The model at the point γ of the simplex; a corner is that client's own model."""
+        weights = self.weights(gamma)
+        return weighted_mean([(u.state, w) for u, w in zip(self.updates, weights, strict=True) if w > 0])
+
+    def weights(self, gamma: np.ndarray | Sequence[float]) -> list[float]:
+        """γ_i n_i / Σ_j γ_j n_j: how much of each client goes into the model at γ."""
+        parts = np.asarray(gamma, dtype=np.float64) * np.array([u.examples for u in self.updates], np.float64)
+        return [float(p) for p in parts / parts.sum()]
+
+
+def _alphas(updates: Sequence[Update], alpha: float | Mapping[ClientId, float]) -> np.ndarray:
+    if isinstance(alpha, Mapping):
+        missing = [u.client for u in updates if u.client not in alpha]
+        if missing:
+            raise SettingError(f"`alpha` must name every client, got none for {missing[0]!r}")
+        values = [alpha[u.client] for u in updates]
+    else:
+        values = [alpha] * len(updates)
+    if not all(v > 0 for v in values):
+        raise SettingError(f"`alpha` must be > 0, got {alpha}")
+    return np.array(values, dtype=np.float64)

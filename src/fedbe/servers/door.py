@@ -1,0 +1,185 @@
+"""The public door for people with their own training loop: a server that combines what clients send.
+
+server = FedBE(model, unlabeled=inputs, seed=0)
+state = server.aggregate(global_state, [ClientUpdate(state=s, examples=n) for s, n in replies])
+server.info
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from fedbe import methods
+from fedbe.ensemble import Member, local_predictor, predict, vote
+from fedbe.errors import SettingError
+from fedbe.guard import Limits, SetAside
+from fedbe.inputs import Augmentation, Inputs, as_inputs
+from fedbe.servers.context import Context, StepInfo
+from fedbe.servers.step import server_step
+from fedbe.states import ModelState
+from fedbe.updates import ClientId, ClientUpdate
+from fedbe.workbench import Plan, Workbench
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """What happened in the last `aggregate`: who took part, who was set aside and why, who voted, how long."""
+
+    round: int
+    clients: tuple[ClientId, ...]
+    set_aside: tuple[SetAside, ...]
+    step: StepInfo
+
+
+class Server:
+    """Any method of the catalogue, by name. `fedbe.FedBE(…)` and the other classes are this with the name filled in.
+
+    model          the architecture; it is copied, never changed, and its own weights do not matter
+    unlabeled      the server's inputs: a tensor [J, …], a map-style Dataset, or Inputs; for methods that distil
+    labels         true labels of those inputs [J]: for reports and the oracle, never needed
+    augment        (batch, generator) -> batch, applied while the student learns
+    seed           all randomness follows from it and the round
+    total_clients  all clients there are; needed by SCAFFOLD when only a part of them replies
+    min_clients    fewer usable updates raise AggregationError
+    plan           precision and memory layout
+    variant        paper, or released: the forms of the authors' program
+    settings       of the method, by name: samples=20, members="SA", mu=0.01 … (`server.method.settings()`)
+
+    memory and round are all that lives from one `aggregate` to the next; save and set them to resume.
+    """
+
+    name = "fedbe"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        unlabeled: "Inputs | Tensor | Dataset[Any] | None" = None,
+        labels: Tensor | None = None,
+        augment: Augmentation | None = None,
+        seed: int = 0,
+        total_clients: int | None = None,
+        min_clients: int = 1,
+        max_norm_ratio: float = 100.0,
+        plan: Plan | None = None,
+        variant: str = "paper",
+        **settings: Any,
+    ) -> None:
+        self.method = methods.get(self.name, variant, **settings)
+        self.bench = Workbench(model, plan)
+        self.limits = Limits(min_clients, max_norm_ratio)
+        self.seed, self.total_clients = seed, total_clients
+        self.inputs = None if unlabeled is None else as_inputs(unlabeled, augment)
+        self.labels = _labels(labels, self.inputs)
+        if self.method.needs_unlabeled and self.inputs is None:
+            raise SettingError(f"{self.method.title} distils on inputs that the server owns: give `unlabeled`")
+        self.round = 0
+        self.memory: Mapping[str, Tensor] = {}
+        self.members: tuple[Member, ...] = ()
+        self.info: RoundInfo | None = None
+
+    def aggregate(self, global_state: Mapping[str, Tensor], updates: Iterable[ClientUpdate]) -> dict[str, Tensor]:
+        """The next global `state_dict`. Nothing given is changed; on an error the server is as it was before."""
+        layout = self.bench.layout
+        context = Context(
+            bench=self.bench,
+            seed=self.seed,
+            round=self.round + 1,
+            inputs=self.inputs,
+            labels=self.labels,
+            total_clients=self.total_clients,
+        )
+        result = server_step(
+            self.method.stages,
+            layout.pack(global_state, "`global_state`"),
+            updates,
+            self.memory,
+            context,
+            limits=self.limits,
+            extras=self.method.extras,
+        )
+        self.round += 1
+        self.memory, self.members = result.memory, result.members
+        self.info = RoundInfo(self.round, result.clients, result.set_aside, result.info)
+        return layout.unpack(result.state)
+
+    @property
+    def broadcast(self) -> dict[str, dict[str, Tensor]]:
+        """What clients need besides the model, by name: SCAFFOLD's control variate, as named tensors."""
+        layout = self.bench.layout
+        return {
+            name: {n: t.clone() for n, t in layout.unpack_params(self.memory[name]).items()}
+            for name in self.method.extras
+            if name in self.memory
+        }
+
+    def predict(self, state: Mapping[str, Tensor], inputs: "Inputs | Tensor | Dataset[Any]") -> Tensor:
+        """Probabilities [N, classes, …]: of the model, or the vote of the members that the method keeps."""
+        given = as_inputs(inputs, name="inputs")
+        if self.members:
+            return vote(self.members, local_predictor(self.bench, given)).probabilities
+        packed: ModelState = self.bench.layout.pack(state)
+        return predict(self.bench, packed, given)
+
+
+class FedAvg(Server):
+    """The weighted average of the clients' weights."""
+
+    name = "fedavg"
+
+
+class FedAvgM(Server):
+    """FedAvg with momentum at the server; settings: beta, momentum_form."""
+
+    name = "fedavgm"
+
+
+class FedProx(Server):
+    """The server side of FedProx is FedAvg's; clients train with `fedbe.Prox`."""
+
+    name = "fedprox"
+
+
+class Scaffold(Server):
+    """SCAFFOLD: clients get `broadcast`, train with `fedbe.ControlVariate` and send the extra "control" back."""
+
+    name = "scaffold"
+
+
+class VDistillation(Server):
+    """The clients vote on `unlabeled`; their average learns the vote by SGD."""
+
+    name = "v-distillation"
+
+
+class OneEnsemble(Server):
+    """One round; `predict` is the clients' vote."""
+
+    name = "1-ensemble"
+
+
+class FedBE(Server):
+    """Sampled models, the average and the clients vote on `unlabeled`; the average learns the vote by SWA."""
+
+    name = "fedbe"
+
+
+def server(name: str, model: nn.Module, **arguments: Any) -> Server:
+    """A server for any method of the catalogue: server("fedbe+fedavgm", model, unlabeled=inputs)."""
+    methods.get(name)
+    made = type(Server.__name__, (Server,), {"name": name})
+    return made(model, **arguments)  # type: ignore[no-any-return]
+
+
+def _labels(labels: Tensor | None, inputs: Inputs | None) -> Tensor | None:
+    if labels is None:
+        return None
+    if inputs is None or len(labels) != len(inputs):
+        count = 0 if inputs is None else len(inputs)
+        raise SettingError(f"`labels` must have one entry for each of the {count} inputs, got {len(labels)}")
+    if labels.is_floating_point():
+        raise SettingError(f"`labels` must be whole numbers (class indices), got {labels.dtype}")
+    return labels.long()

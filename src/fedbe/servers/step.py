@@ -1,0 +1,56 @@
+"""One server step: guard, then the method's stages in order. The simulator and Flower both call this function."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedbe.ensemble import Member
+from fedbe.guard import Limits, SetAside, admit
+from fedbe.servers.context import Context, Draft, Round, StepInfo
+from fedbe.servers.stages import Stage
+from fedbe.states import ModelState
+from fedbe.updates import ClientId, ClientUpdate
+
+
+@dataclass(frozen=True, eq=False)
+class StepResult:
+    """The next global model, what the server remembers, and what happened.
+
+    members: models whose vote is the prediction, where the method keeps them (1-Ensemble).
+    """
+
+    state: ModelState
+    memory: Mapping[str, Tensor]
+    info: StepInfo
+    clients: tuple[ClientId, ...]
+    set_aside: tuple[SetAside, ...]
+    members: tuple[Member, ...] = ()
+
+
+def server_step(
+    stages: Sequence[Stage],
+    previous: ModelState,
+    updates: Iterable[ClientUpdate],
+    memory: Mapping[str, Tensor],
+    context: Context,
+    *,
+    limits: Limits | None = None,
+    extras: Sequence[str] = (),
+) -> StepResult:
+    """previous model + client updates + memory -> next model + next memory. A pure function of its arguments."""
+    info = StepInfo()
+    with info.timed("guard"):
+        admission = admit(updates, previous, context.bench.layout, limits or Limits(), extras)
+    draft = Draft(previous, memory)
+    round = Round(admission.admitted, previous, context, info)
+    for stage in stages:
+        draft = stage(draft, round)
+    return StepResult(
+        state=draft.state,
+        memory=draft.memory,
+        info=info,
+        clients=tuple(u.client for u in admission.admitted),
+        set_aside=admission.set_aside,
+        members=draft.members,
+    )

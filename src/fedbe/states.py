@@ -1,0 +1,295 @@
+"""Model states as flat vectors: the one form in which the whole server computes.
+
+A `Layout` is read off a module once. It packs a `state_dict` into a `ModelState` (one vector of parameters, one of
+floating-point buffers, integer buffers apart) and unpacks it again under the same names. Means, variances,
+momentum and samples are then single operations on vectors, and tensors are matched by name at the door only.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fedbe.errors import ModelError, StateError
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelState:
+    """All numbers of one model: params [P] and buffers [B] in the working dtype, counters by name.
+
+    Counters are integer or boolean buffers (`num_batches_tracked`): they are never averaged into floats.
+    """
+
+    params: Tensor
+    buffers: Tensor
+    counters: Mapping[str, Tensor]
+
+    def digest(self) -> str:
+        """SHA-256 of the content: gives updates without a client id an order that arrival cannot change."""
+        h = hashlib.sha256()
+        for tensor in (self.params, self.buffers, *(self.counters[k] for k in sorted(self.counters))):
+            h.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        return h.hexdigest()
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one named tensor lies in a flat vector."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    start: int
+    stop: int
+
+    def view(self, vector: Tensor) -> Tensor:
+        return vector[self.start : self.stop].view(self.shape)
+
+
+def _slots(tensors: Mapping[str, Tensor]) -> tuple[Slot, ...]:
+    slots, start = [], 0
+    for name, tensor in tensors.items():
+        slots.append(Slot(name, tensor.shape, tensor.dtype, start, start + tensor.numel()))
+        start += tensor.numel()
+    return tuple(slots)
+
+
+class Layout:
+    """Which tensor of a module lies where. `Layout(module).pack(module.state_dict())` is its ModelState.
+
+    >>> layout = Layout(nn.Linear(2, 1))
+    >>> state = layout.pack({"weight": torch.tensor([[1.0, 2.0]]), "bias": torch.tensor([3.0])})
+    >>> state.params
+    tensor([1., 2., 3.])
+    >>> layout.unpack(state)["weight"]
+    tensor([[1., 2.]])
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        params = dict(module.named_parameters())
+        entries = module.state_dict(keep_vars=True)
+        _check_supported(entries)
+        # named_parameters() lists a tied weight once; state_dict() lists it under each of its names.
+        canonical = {id(p): name for name, p in params.items()}
+        self.aliases = {name: canonical[id(t)] for name, t in entries.items() if canonical.get(id(t), name) != name}
+        rest = {n: t for n, t in entries.items() if n not in params and n not in self.aliases}
+        self.keys: tuple[str, ...] = tuple(entries)
+        self.params = _slots(params)
+        self.buffers = _slots({n: t for n, t in rest.items() if t.is_floating_point()})
+        self.counters = {n: (t.shape, t.dtype) for n, t in rest.items() if not t.is_floating_point()}
+        self.trainable = frozenset(n for n, p in params.items() if p.requires_grad)
+        self.device = _only_device(entries)
+        double = any(t.dtype == torch.float64 for t in entries.values())
+        self.dtype = torch.float64 if double else torch.float32
+
+    @property
+    def size(self) -> int:
+        """P: the number of parameters, tied ones counted once."""
+        return self.params[-1].stop if self.params else 0
+
+    def pack(self, named: Mapping[str, Tensor], what: str = "the state") -> ModelState:
+        """Check keys, shapes and dtypes; copy into flat vectors. The given tensors are not touched."""
+        if not isinstance(named, Mapping):
+            raise StateError(f"{what} must be a mapping of names to tensors, got {type(named).__name__}")
+        self._check_keys(named, what)
+        for name, source in self.aliases.items():
+            self._check_tied(named, name, source, what)
+        counters = {}
+        for name, (shape, dtype) in self.counters.items():
+            _check_tensor(named[name], name, shape, dtype, what)
+            counters[name] = named[name].detach().to(self.device, copy=True)
+        return ModelState(self._flatten(named, self.params, what), self._flatten(named, self.buffers, what), counters)
+
+    def unpack(self, state: ModelState) -> dict[str, Tensor]:
+        """Fresh tensors under the module's own names, in its dtypes and order, tied names included."""
+        named = {n: t.clone() for n, t in state.counters.items()}
+        for slots, vector in ((self.params, state.params), (self.buffers, state.buffers)):
+            named |= {s.name: s.view(vector).to(s.dtype, copy=True) for s in slots}
+        return {name: named[self.aliases.get(name, name)] for name in self.keys}
+
+    def pack_params(self, named: Mapping[str, Tensor] | Tensor, what: str) -> Tensor:
+        """A vector [P] of something that has one number for each parameter (SCAFFOLD's control variates)."""
+        if isinstance(named, Tensor):
+            if named.shape != (self.size,):
+                raise StateError(f"{what} must have shape [{self.size}], got {list(named.shape)}")
+            return named.detach().to(self.device, self.dtype)
+        missing = [s.name for s in self.params if s.name not in named]
+        if missing:
+            raise StateError(f"{what} lacks {_some(missing)}")
+        parts = []
+        for slot in self.params:
+            tensor = named[slot.name]
+            if not isinstance(tensor, Tensor) or tensor.shape != slot.shape:
+                raise StateError(f"{what}: '{slot.name}' must be a tensor of shape {list(slot.shape)}")
+            parts.append(tensor.detach().to(self.device, self.dtype).reshape(-1))
+        return torch.cat(parts)
+
+    def unpack_params(self, vector: Tensor) -> dict[str, Tensor]:
+        """The named tensors of a vector [P]; views, no copies."""
+        return {s.name: s.view(vector) for s in self.params}
+
+    def _flatten(self, named: Mapping[str, Tensor], slots: Sequence[Slot], what: str) -> Tensor:
+        flat = torch.empty(slots[-1].stop if slots else 0, dtype=self.dtype, device=self.device)
+        for slot in slots:
+            tensor = named[slot.name]
+            _check_tensor(tensor, slot.name, slot.shape, slot.dtype, what)
+            slot.view(flat).copy_(tensor.detach())
+        return flat
+
+    def _check_keys(self, named: Mapping[str, Tensor], what: str) -> None:
+        missing = [k for k in self.keys if k not in named]
+        extra = [str(k) for k in named if k not in set(self.keys)]
+        problems = [f"lacks {_some(missing)}"] if missing else []
+        problems += [f"has unknown {_some(extra)}"] if extra else []
+        if problems:
+            raise StateError(f"{what} does not fit the model: it {' and '.join(problems)}")
+
+    def _check_tied(self, named: Mapping[str, Tensor], name: str, source: str, what: str) -> None:
+        a, b = named[name], named[source]
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and (a.shape != b.shape or not _same(a, b)):
+            raise StateError(f"{what}: '{name}' and '{source}' are one tied weight but differ")
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    # NaN compares unequal to itself; the guard names it, so it is not "differs" here.
+    return a is b or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{n}'" for n in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _check_tensor(tensor: object, name: str, shape: torch.Size, dtype: torch.dtype, what: str) -> None:
+    if not isinstance(tensor, Tensor):
+        raise StateError(f"{what}: '{name}' must be a tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_meta:
+        raise StateError(f"{what}: '{name}' must be a dense tensor with data")
+    if tensor.shape != shape:
+        raise StateError(f"{what}: '{name}' must have shape {list(shape)}, got {list(tensor.shape)}")
+    if tensor.dtype != dtype:
+        raise StateError(f"{what}: '{name}' must be {dtype}, got {tensor.dtype}")
+
+
+def _check_supported(entries: Mapping[str, Tensor]) -> None:
+    for name, tensor in entries.items():
+        if not isinstance(tensor, Tensor):
+            raise ModelError(f"`model` keeps something that is not a tensor in its state: '{name}'")
+        if is_lazy(tensor):
+            raise ModelError(f"`model` has the uninitialised lazy '{name}': run one batch through it first")
+        if tensor.is_floating_point() and tensor.dtype not in FLOATS:
+            raise ModelError(f"`model` has '{name}' in {tensor.dtype}; supported are {_dtype_names()}")
+        if tensor.is_complex():
+            raise ModelError(f"`model` has the complex '{name}'; only real parameters can be averaged here")
+        if isinstance(tensor, nn.Parameter) and not tensor.is_floating_point():
+            raise ModelError(f"`model` has the integer parameter '{name}': make it a buffer")
+    if not any(isinstance(t, nn.Parameter) for t in entries.values()):
+        raise ModelError("`model` has no parameters, so there is nothing to combine")
+
+
+def _dtype_names() -> str:
+    return ", ".join(str(d).removeprefix("torch.") for d in FLOATS)
+
+
+def _only_device(entries: Mapping[str, Tensor]) -> torch.device:
+    devices = sorted({str(t.device) for t in entries.values()})
+    if len(devices) > 1:
+        raise ModelError(f"`model` must live on one device, got {', '.join(devices)}")
+    if devices == ["meta"]:
+        raise ModelError("`model` is on the meta device and has no numbers: create it on a real device")
+    return torch.device(devices[0])
+
+
+class Moments:
+    """Weighted mean and, on request, variance of a stream of states, in two models' worth of memory.
+
+    West's update, for weights n_i with running total W:
+        δ = w_i − μ;   μ ← μ + (n_i/W) δ;   S ← S + n_i (1 − n_i/W) δ²;   variance = S / W
+    Identical states give exactly themselves and variance 0. `merge` joins two streams (Chan et al.):
+        δ = μ_b − μ_a;   μ = μ_a + (W_b/W) δ;   S = S_a + S_b + (W_a W_b/W) δ²
+    Counters keep their integer dtype: the element-wise maximum.
+    """
+
+    def __init__(self, *, variance: bool = False) -> None:
+        self.weight = 0.0
+        self._variance = variance
+        self._mean: ModelState | None = None
+        self._spread: tuple[Tensor, Tensor] | None = None
+
+    def add(self, state: ModelState, weight: float) -> None:
+        """Take one more state in; it is neither kept nor changed."""
+        if not (weight > 0 and math.isfinite(weight)):
+            raise StateError(f"`weight` must be > 0, got {weight}")
+        one = Moments(variance=self._variance)
+        one.weight, one._mean = float(weight), state
+        self._merge(one)
+
+    def merge(self, other: "Moments") -> None:
+        """Take in all that another stream has seen, as a tree of aggregators does."""
+        if self._variance != other._variance:
+            raise StateError("only moments that both track the variance, or both do not, can be merged")
+        if other._mean is not None:
+            self._merge(other)
+
+    def _merge(self, other: "Moments") -> None:
+        assert other._mean is not None
+        theirs = other._mean
+        if self._mean is None:
+            self.weight = other.weight
+            self._mean = ModelState(
+                theirs.params.clone(),
+                theirs.buffers.clone(),
+                {k: v.clone() for k, v in theirs.counters.items()},
+            )
+            if self._variance:
+                self._spread = _spread_of(other, self._mean)
+            return
+        total = self.weight + other.weight
+        share = other.weight / total
+        ours = (self._mean.params, self._mean.buffers)
+        for i, (mean, new) in enumerate(zip(ours, (theirs.params, theirs.buffers), strict=True)):
+            delta = new - mean
+            mean.add_(delta, alpha=share)
+            if self._spread is not None:
+                self._spread[i].addcmul_(delta, delta, value=self.weight * share)
+                if other._spread is not None:
+                    self._spread[i].add_(other._spread[i])
+        for name, counter in self._mean.counters.items():
+            torch.maximum(counter, theirs.counters[name], out=counter)
+        self.weight = total
+
+    @property
+    def mean(self) -> ModelState:
+        """Σ_i (n_i/W) w_i: what FedAvg calls the average (Eq. 2). Valid until the next `add`."""
+        if self._mean is None:
+            raise StateError("no state was added yet, so there is no mean")
+        return self._mean
+
+    @property
+    def variance(self) -> tuple[Tensor, Tensor]:
+        """Σ_i (n_i/W)(w_i − μ)² of params and of buffers, element by element (Eq. 5)."""
+        if self._spread is None:
+            raise StateError("no variance is tracked: create Moments(variance=True) and add a state")
+        return self._spread[0] / self.weight, self._spread[1] / self.weight
+
+
+def _spread_of(moments: Moments, like: ModelState) -> tuple[Tensor, Tensor]:
+    if moments._spread is not None:
+        return moments._spread[0].clone(), moments._spread[1].clone()
+    return torch.zeros_like(like.params), torch.zeros_like(like.buffers)
+
+
+def weighted_mean(
+    states: Iterator[tuple[ModelState, float]] | Sequence[tuple[ModelState, float]],
+) -> ModelState:
+    """Σ_i (n_i/Σn) w_i over pairs (state, n)."""
+    moments = Moments()
+    for state, weight in states:
+        moments.add(state, weight)
+    return moments.mean
