@@ -1,0 +1,44 @@
+"""The paper's ConvNet: three convolutions and two fully connected layers, from the TensorFlow tutorial."""
+
+from torch import Tensor, nn
+
+from fedbe.errors import SettingError
+from fedbe.models.shapes import image_shape
+
+
+class ConvNet(nn.Module):
+    """conv 3×3 (32) – pool – conv 3×3 (64) – pool – conv 3×3 (64) – [extra × conv 3×3 (64), padded] – 64 – classes.
+
+    No padding, ReLU throughout. ReLU stands after the pooling: max(0, ·) and max-pooling commute, so the values are
+    the same and a quarter of the elements is touched.
+    """
+
+    def __init__(self, classes: int, shape: tuple[int, ...], extra_layers: int = 0) -> None:
+        super().__init__()
+        channels, height, width = image_shape(shape, 18, "ConvNet")
+        if extra_layers < 0:
+            raise SettingError(f"`extra_layers` must be >= 0, got {extra_layers}")
+        layers: list[nn.Module] = [
+            nn.Conv2d(channels, 32, 3), nn.MaxPool2d(2), nn.ReLU(inplace=True),
+            nn.Conv2d(32, 64, 3), nn.MaxPool2d(2), nn.ReLU(inplace=True),
+            nn.Conv2d(64, 64, 3), nn.ReLU(inplace=True),
+        ]  # fmt: skip
+        for _ in range(extra_layers):
+            layers += [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(inplace=True)]
+        convolutions = nn.Sequential(*layers)
+        flat = 64 * _left(height) * _left(width)
+        self.features = nn.Sequential(convolutions, nn.Flatten(), nn.Linear(flat, 64), nn.ReLU(inplace=True))
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.features(x))
+        return out
+
+
+def _left(size: int) -> int:
+    """Pixels left of a side after the unpadded convolutions and poolings.
+
+    >>> _left(32)
+    4
+    """
+    return ((size - 2) // 2 - 2) // 2 - 2
