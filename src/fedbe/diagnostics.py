@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from fedbe.errors import SettingError
+
 ECE_BINS = 15
 
 
@@ -34,7 +36,7 @@ def quality(probabilities: Tensor, labels: Tensor) -> Quality:
     >>> q.accuracy, round(q.confidence, 2), round(q.ece, 2)
     (0.5, 0.85, 0.45)
     """
-    labels = labels.to(probabilities.device)
+    labels = _checked(labels, probabilities)
     top, predicted = probabilities.max(1)
     right = (predicted == labels).double().flatten()
     top = top.double().flatten()
@@ -47,3 +49,16 @@ def quality(probabilities: Tensor, labels: Tensor) -> Quality:
         confidence=float(top.mean()),
         ece=float(gap.abs().sum() / len(top)),
     )
+
+
+def _checked(labels: Tensor, probabilities: Tensor) -> Tensor:
+    classes = probabilities.shape[1]
+    expected = [len(probabilities), *probabilities.shape[2:]]
+    if list(labels.shape) != expected:
+        raise SettingError(f"`labels` must have the shape {expected} of the predictions, got {list(labels.shape)}")
+    if bool(((labels < 0) | (labels >= classes)).any()):
+        raise SettingError(
+            f"`labels` must be from 0 to {classes - 1}, as many as the model's classes; "
+            f"got {int(labels.min())} to {int(labels.max())}"
+        )
+    return labels.to(probabilities.device)

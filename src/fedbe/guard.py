@@ -4,9 +4,9 @@ The guard protects against broken and careless clients, and against single value
 It is no defence against clients that lie within bounds (no Byzantine-robust aggregation).
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from statistics import median
 
 import torch
@@ -16,6 +16,8 @@ from fedbe.errors import AggregationError, SettingError, StateError
 from fedbe.norm import invalid_variance
 from fedbe.states import Layout, ModelState
 from fedbe.updates import ClientId, ClientUpdate, Update
+
+MOST_EXAMPLES = 1e15
 
 
 @dataclass(frozen=True)
@@ -81,15 +83,24 @@ def admit(
 
 
 def _id_of(update: object) -> ClientId | None:
-    client = getattr(update, "client", None)
-    return client if isinstance(client, int | str) else None
+    try:
+        return _client(getattr(update, "client", None))
+    except StateError:
+        return None
+
+
+def _client(client: object) -> ClientId | None:
+    if client is None or isinstance(client, str):
+        return client
+    if isinstance(client, Integral) and not isinstance(client, bool):
+        return int(client)
+    raise StateError(f"`client` must be a whole number or a string, got {type(client).__name__}")
 
 
 def _checked(update: ClientUpdate, layout: Layout, extras: Sequence[str]) -> Update:
     if not isinstance(update, ClientUpdate):
         raise StateError(f"an update must be a ClientUpdate, got {type(update).__name__}")
-    if not isinstance(update.client, int | str | None):
-        raise StateError(f"`client` must be a whole number or a string, got {type(update.client).__name__}")
+    client = _client(update.client)
     examples = _examples(update.examples)
     state = _state(update.state, layout)
     for what, vector in (("parameters", state.params), ("buffers", state.buffers)):
@@ -97,32 +108,30 @@ def _checked(update: ClientUpdate, layout: Layout, extras: Sequence[str]) -> Upd
             raise StateError(f"its {what} hold NaN or infinite values")
     if (name := invalid_variance(state, layout)) is not None:
         raise StateError(f"its running variance '{name}' has values below zero")
-    client = "" if update.client is None else update.client
-    return Update(client, state, examples, _extras(update.extras, extras, layout))
+    return Update("" if client is None else client, state, examples, _extras(update.extras, extras, layout))
 
 
 def _examples(examples: object) -> float:
-    number = isinstance(examples, int | float) and not isinstance(examples, bool)
-    if not number or not math.isfinite(examples) or examples <= 0:  # type: ignore[arg-type, operator]
+    number = isinstance(examples, Real) and not isinstance(examples, bool)
+    if not number or examples != examples or examples <= 0:  # type: ignore[operator]
         raise StateError(f"`examples` must be a number > 0, got {examples!r}")
+    if examples > MOST_EXAMPLES:  # type: ignore[operator]  # beyond it the sum of weights could overflow
+        raise StateError(f"`examples` must be at most {MOST_EXAMPLES:g}, got more")
     return float(examples)  # type: ignore[arg-type]
 
 
 def _state(state: Mapping[str, Tensor] | ModelState, layout: Layout) -> ModelState:
     if not isinstance(state, ModelState):
         return layout.pack(state, "its state")
-    buffers = layout.buffers[-1].stop if layout.buffers else 0
-    if state.params.shape != (layout.size,) or state.buffers.shape != (buffers,):
-        raise StateError(
-            f"its state has {state.params.numel()} parameters and {state.buffers.numel()} buffer values, "
-            f"expected {layout.size} and {buffers}"
-        )
+    layout.check(state, "its state")
     return state
 
 
 def _extras(
     given: Mapping[str, Mapping[str, Tensor] | Tensor], names: Sequence[str], layout: Layout
 ) -> dict[str, Tensor]:
+    if not isinstance(given, Mapping):
+        raise StateError(f"its extras must be a mapping, got {type(given).__name__}")
     packed = {}
     for name in names:
         if name not in given:
@@ -145,7 +154,7 @@ def _without_doubles(updates: list[Update]) -> tuple[list[Update], list[SetAside
     kept, aside = [], []
     for client in sorted(by_client, key=lambda c: (isinstance(c, str), c)):
         group = by_client[client]
-        if len(group) == 1 or len({(u.state.digest(), u.examples) for u in group}) == 1:
+        if len(group) == 1 or len({_content(u) for u in group}) == 1:
             kept.append(group[0])
             aside += [SetAside(client, "the same update came again; it counts once")] * (len(group) - 1)
         else:
@@ -153,26 +162,31 @@ def _without_doubles(updates: list[Update]) -> tuple[list[Update], list[SetAside
     return kept, aside
 
 
+def _content(update: Update) -> tuple[str, float]:
+    extras = (update.extras[name] for name in sorted(update.extras))
+    return update.state.digest(*extras), update.examples
+
+
 def _numbered(anonymous: list[Update]) -> list[Update]:
     """Updates without an id, in the order of their content: equal ones are interchangeable."""
-    ordered = sorted(anonymous, key=lambda u: (u.state.digest(), u.examples)) if len(anonymous) > 1 else anonymous
+    ordered = sorted(anonymous, key=_content) if len(anonymous) > 1 else anonymous
     return [replace(u, client=f"anonymous {i}") for i, u in enumerate(ordered, start=1)]
 
 
 def _without_wild(updates: list[Update], previous: ModelState, ratio: float) -> tuple[list[Update], list[SetAside]]:
     if len(updates) < 3:
         return updates, []
-    aside: dict[ClientId, SetAside] = {}
+    aside: dict[int, SetAside] = {}
     for what in ("params", "buffers"):
         last = getattr(previous, what).double()
         norms = [float((getattr(u.state, what) - last).norm()) for u in updates]
         # A floor, so that rounding noise around clients that did not move is not "wild".
         usual = max(median(norms), 1e-3 * float(last.norm()), 1e-6)
-        for update, norm in zip(updates, norms, strict=True):
+        for i, norm in enumerate(norms):
             if norm > ratio * usual:
                 reason = f"its {what} changed by {norm:.3g} where {usual:.3g} is usual (limit {ratio:g} times that)"
-                aside.setdefault(update.client, SetAside(update.client, reason))
-    return [u for u in updates if u.client not in aside], list(aside.values())
+                aside.setdefault(i, SetAside(updates[i].client, reason))
+    return [u for i, u in enumerate(updates) if i not in aside], list(aside.values())
 
 
 def _too_few(usable: int, needed: int, aside: Sequence[SetAside]) -> str:

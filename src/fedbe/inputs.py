@@ -3,7 +3,7 @@
 The data package's `Feed` is one; a plain tensor or a torch `Dataset` is turned into one at the public door.
 """
 
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -58,6 +58,8 @@ def as_inputs(
 
     A Dataset is read once, into one tensor: its own random transforms are therefore drawn once.
     """
+    if augment is not None and not callable(augment):
+        raise SettingError(f"`augment` must be a function (batch, generator) -> batch, got {augment!r}")
     if isinstance(source, Tensor):
         return TensorInputs(_checked(source, name), augment)
     if isinstance(source, Inputs):
@@ -66,7 +68,7 @@ def as_inputs(
         if not len(source):
             raise SettingError(f"`{name}` is empty")
         return source
-    if isinstance(source, Sized) and hasattr(source, "__getitem__"):
+    if isinstance(source, Sized) and hasattr(source, "__getitem__") and not isinstance(source, Mapping | str | bytes):
         return TensorInputs(_checked(_stack(source, name), name), augment)
     raise SettingError(f"`{name}` must be a tensor, a map-style Dataset or Inputs, got {type(source).__name__}")
 
@@ -105,4 +107,8 @@ def _stack(source: Sized, name: str) -> Tensor:
 def _checked(tensor: Tensor, name: str) -> Tensor:
     if tensor.ndim < 1 or not len(tensor):
         raise SettingError(f"`{name}` must be a tensor [J, …] with J > 0, got shape {list(tensor.shape)}")
+    if tensor.layout != torch.strided or tensor.is_meta:
+        raise SettingError(f"`{name}` must be a dense tensor with data")
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise SettingError(f"`{name}` must be finite, but holds NaN or infinite values")
     return tensor.detach()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
 from typing import Any
 
 from fedbe.clients.rules import ControlVariate, LocalRule, Prox
@@ -40,15 +41,29 @@ class Method:
         (Prox(mu=0.1, prox_form='squared'),)
         """
         known = self.settings()
-        for name in settings:
+        for name, value in settings.items():
             if name not in known:
                 hint = nearest(name, known) if known else "it has none"
                 raise SettingError(f"{self.title} has no setting '{name}': {hint}")
+            _check_kind(name, known[name], value)
         return replace(
             self,
             rules=tuple(_with(part, settings) for part in self.rules),
             stages=tuple(_with(part, settings) for part in self.stages),
         )
+
+
+def _check_kind(name: str, default: Any, value: Any) -> None:
+    """A value must be of the kind of the one that it replaces; `alpha` may also be a mapping."""
+    kind: Any
+    if isinstance(default, bool | str):
+        kind, what = type(default), "true or false" if isinstance(default, bool) else "a word"
+    elif isinstance(default, int):
+        kind, what = Integral, "a whole number"
+    else:
+        kind, what = (Real, Mapping), "a number"
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise SettingError(f"`{name}` must be {what}, got {value!r}")
 
 
 def _with(part: Any, settings: Mapping[str, Any]) -> Any:

@@ -8,13 +8,10 @@
 GroupNorm and LayerNorm keep no statistics, so only the last point concerns them.
 """
 
-from collections.abc import Iterator
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.optim.swa_utils import update_bn
 
 from fedbe.inputs import Inputs, batches
 from fedbe.states import Layout, ModelState
@@ -24,9 +21,9 @@ STATISTICS = ("averaged", "sampled", "recalibrated")
 NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
-def has_statistics(module: nn.Module) -> bool:
-    """Does the module keep running statistics that `recalibrate` can measure?"""
-    return any(isinstance(m, _BatchNorm) and m.track_running_stats for m in module.modules())
+def with_statistics(module: nn.Module) -> list[_BatchNorm]:
+    """The layers that keep running statistics which `recalibrate` can measure."""
+    return [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
 
 
 def undecayed(module: nn.Module) -> set[str]:
@@ -36,7 +33,8 @@ def undecayed(module: nn.Module) -> set[str]:
 
 
 def keep_valid(state: ModelState, layout: Layout) -> ModelState:
-    """A state whose running variances are not below zero, as a Gaussian draw of them can be."""
+    """A state whose running variances are not below zero, as those of a Gaussian draw and those of the released
+    form's mean (which lies outside the range of the clients') can be."""
     buffers = state.buffers.clone()
     for slot in layout.buffers:
         if slot.name.rsplit(".", 1)[-1] == "running_var":
@@ -52,15 +50,25 @@ def invalid_variance(state: ModelState, layout: Layout) -> str | None:
     return None
 
 
+@torch.no_grad()
 def recalibrate(bench: Workbench, inputs: Inputs) -> None:
-    """Measure the running statistics of the module on the bench anew, on plain inputs, as `update_bn` does."""
-    if not has_statistics(bench.module):
+    """Measure the running statistics of the module on the bench anew: their mean over batches of plain inputs.
+
+    As torch's `update_bn`, but only BatchNorm is in training mode: dropout is off, as it is when the model is asked
+    later, so nothing here is random.
+    """
+    layers = with_statistics(bench.module)
+    if not layers:
         return
-
-    def plain() -> Iterator[Tensor]:
+    bench.module.eval()
+    momenta = [layer.momentum for layer in layers]
+    try:
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # torch's word for the plain mean of all batches
+            layer.train()
         for index in batches(len(inputs), bench.plan.batch):
-            batch = inputs.batch(index).to(bench.device)
-            yield batch.to(bench.layout.dtype) if batch.is_floating_point() else batch
-
-    with torch.no_grad(), bench.plan.autocast(bench.device):
-        update_bn(plain(), bench.module)
+            bench.logits(inputs.batch(index))
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum

@@ -30,10 +30,19 @@ class ModelState:
     buffers: Tensor
     counters: Mapping[str, Tensor]
 
-    def digest(self) -> str:
+    def clone(self) -> "ModelState":
+        """The same numbers in memory of their own."""
+        counters = {name: counter.clone() for name, counter in self.counters.items()}
+        return ModelState(self.params.clone(), self.buffers.clone(), counters)
+
+    def finite(self) -> bool:
+        """Is no parameter or buffer NaN or infinite?"""
+        return bool(torch.isfinite(self.params).all()) and bool(torch.isfinite(self.buffers).all())
+
+    def digest(self, *more: Tensor) -> str:
         """SHA-256 of the content: gives updates without a client id an order that arrival cannot change."""
         h = hashlib.sha256()
-        for tensor in (self.params, self.buffers, *(self.counters[k] for k in sorted(self.counters))):
+        for tensor in (self.params, self.buffers, *(self.counters[k] for k in sorted(self.counters)), *more):
             h.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
         return h.hexdigest()
 
@@ -75,9 +84,12 @@ class Layout:
         params = dict(module.named_parameters())
         entries = module.state_dict(keep_vars=True)
         _check_supported(entries)
-        # named_parameters() lists a tied weight once; state_dict() lists it under each of its names.
-        canonical = {id(p): name for name, p in params.items()}
-        self.aliases = {name: canonical[id(t)] for name, t in entries.items() if canonical.get(id(t), name) != name}
+        # named_parameters() lists a tied weight once; state_dict() lists it under each of its names, and so the
+        # buffers of a layer that is used twice.
+        canonical: dict[int, str] = {}
+        for name, tensor in (*params.items(), *entries.items()):
+            canonical.setdefault(id(tensor), name)
+        self.aliases = {name: canonical[id(t)] for name, t in entries.items() if canonical[id(t)] != name}
         rest = {n: t for n, t in entries.items() if n not in params and n not in self.aliases}
         self.keys: tuple[str, ...] = tuple(entries)
         self.params = _slots(params)
@@ -98,13 +110,24 @@ class Layout:
         if not isinstance(named, Mapping):
             raise StateError(f"{what} must be a mapping of names to tensors, got {type(named).__name__}")
         self._check_keys(named, what)
-        for name, source in self.aliases.items():
-            self._check_tied(named, name, source, what)
         counters = {}
         for name, (shape, dtype) in self.counters.items():
             _check_tensor(named[name], name, shape, dtype, what)
             counters[name] = named[name].detach().to(self.device, copy=True)
-        return ModelState(self._flatten(named, self.params, what), self._flatten(named, self.buffers, what), counters)
+        params, buffers = self._flatten(named, self.params, what), self._flatten(named, self.buffers, what)
+        for name, source in self.aliases.items():
+            _check_tied(named, name, source, what)
+        return ModelState(params, buffers, counters)
+
+    def check(self, state: ModelState, what: str = "the state") -> None:
+        """Does a packed state fit this layout?"""
+        buffers = self.buffers[-1].stop if self.buffers else 0
+        _check_tensor(state.params, "params", torch.Size([self.size]), self.dtype, what)
+        _check_tensor(state.buffers, "buffers", torch.Size([buffers]), self.dtype, what)
+        if state.counters.keys() != self.counters.keys():
+            raise StateError(f"{what} has the counters {sorted(state.counters)}, expected {sorted(self.counters)}")
+        for name, (shape, dtype) in self.counters.items():
+            _check_tensor(state.counters[name], name, shape, dtype, what)
 
     def unpack(self, state: ModelState) -> dict[str, Tensor]:
         """Fresh tensors under the module's own names, in its dtypes and order, tied names included."""
@@ -116,17 +139,17 @@ class Layout:
     def pack_params(self, named: Mapping[str, Tensor] | Tensor, what: str) -> Tensor:
         """A vector [P] of something that has one number for each parameter (SCAFFOLD's control variates)."""
         if isinstance(named, Tensor):
-            if named.shape != (self.size,):
-                raise StateError(f"{what} must have shape [{self.size}], got {list(named.shape)}")
+            _check_real(named, what, torch.Size([self.size]))
             return named.detach().to(self.device, self.dtype)
+        if not isinstance(named, Mapping):
+            raise StateError(f"{what} must be a tensor or a mapping of names to tensors, got {type(named).__name__}")
         missing = [s.name for s in self.params if s.name not in named]
         if missing:
             raise StateError(f"{what} lacks {_some(missing)}")
         parts = []
         for slot in self.params:
             tensor = named[slot.name]
-            if not isinstance(tensor, Tensor) or tensor.shape != slot.shape:
-                raise StateError(f"{what}: '{slot.name}' must be a tensor of shape {list(slot.shape)}")
+            _check_real(tensor, f"{what}: '{slot.name}'", slot.shape)
             parts.append(tensor.detach().to(self.device, self.dtype).reshape(-1))
         return torch.cat(parts)
 
@@ -150,10 +173,12 @@ class Layout:
         if problems:
             raise StateError(f"{what} does not fit the model: it {' and '.join(problems)}")
 
-    def _check_tied(self, named: Mapping[str, Tensor], name: str, source: str, what: str) -> None:
-        a, b = named[name], named[source]
-        if isinstance(a, Tensor) and isinstance(b, Tensor) and (a.shape != b.shape or not _same(a, b)):
-            raise StateError(f"{what}: '{name}' and '{source}' are one tied weight but differ")
+
+def _check_tied(named: Mapping[str, Tensor], name: str, source: str, what: str) -> None:
+    a, b = named[name], named[source]
+    _check_tensor(a, name, b.shape, b.dtype, what)
+    if not _same(a, b):
+        raise StateError(f"{what}: '{name}' and '{source}' are one tied tensor but differ")
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -167,14 +192,23 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _check_tensor(tensor: object, name: str, shape: torch.Size, dtype: torch.dtype, what: str) -> None:
+    if _check_dense(tensor, f"{what}: '{name}'", shape).dtype != dtype:
+        raise StateError(f"{what}: '{name}' must be {dtype}, got {tensor.dtype}")  # type: ignore[attr-defined]
+
+
+def _check_real(tensor: object, what: str, shape: torch.Size) -> None:
+    if not (checked := _check_dense(tensor, what, shape)).is_floating_point():
+        raise StateError(f"{what} must hold floating-point numbers, got {checked.dtype}")
+
+
+def _check_dense(tensor: object, what: str, shape: torch.Size) -> Tensor:
     if not isinstance(tensor, Tensor):
-        raise StateError(f"{what}: '{name}' must be a tensor, got {type(tensor).__name__}")
+        raise StateError(f"{what} must be a tensor, got {type(tensor).__name__}")
     if tensor.layout != torch.strided or tensor.is_meta:
-        raise StateError(f"{what}: '{name}' must be a dense tensor with data")
+        raise StateError(f"{what} must be a dense tensor with data")
     if tensor.shape != shape:
-        raise StateError(f"{what}: '{name}' must have shape {list(shape)}, got {list(tensor.shape)}")
-    if tensor.dtype != dtype:
-        raise StateError(f"{what}: '{name}' must be {dtype}, got {tensor.dtype}")
+        raise StateError(f"{what} must have shape {list(shape)}, got {list(tensor.shape)}")
+    return tensor
 
 
 def _check_supported(entries: Mapping[str, Tensor]) -> None:
@@ -242,11 +276,7 @@ class Moments:
         theirs = other._mean
         if self._mean is None:
             self.weight = other.weight
-            self._mean = ModelState(
-                theirs.params.clone(),
-                theirs.buffers.clone(),
-                {k: v.clone() for k, v in theirs.counters.items()},
-            )
+            self._mean = theirs.clone()
             if self._variance:
                 self._spread = _spread_of(other, self._mean)
             return

@@ -32,6 +32,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise SettingError(f"unknown precision '{self.precision}': {nearest(self.precision, PRECISIONS)}")
+        if self.batch < 1:
+            raise SettingError(f"`batch` must be >= 1, got {self.batch}")
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
@@ -49,7 +51,7 @@ class Workbench:
         if self.plan.channels_last and any(p.ndim == 4 for p in self.module.parameters()):
             # torch's overloads do not list this form of `to`
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        named = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        named = dict(self.module.named_parameters()) | dict(self.module.named_buffers(remove_duplicate=False))
         self._params = [named[s.name] for s in self.layout.params]
         self._buffers = [named[s.name] for s in self.layout.buffers]
         self._counters = {name: named[name] for name in self.layout.counters}

@@ -69,7 +69,8 @@ PROX_FORMS = ("squared", "unsquared")
 class Prox:
     """FedProx: the loss gains (μ/2)‖w − w̄‖², so the gradient gains μ (w − w̄).
 
-    prox_form "unsquared" is the released program's: μ‖w − w̄‖, whose gradient is μ (w − w̄)/‖w − w̄‖.
+    prox_form "unsquared" is the released program's: (μ/2) Σ_l ‖w_l − w̄_l‖ over the tensors l that are called
+    weight, whose gradient is (μ/2) (w_l − w̄_l)/‖w_l − w̄_l‖; biases are free.
     """
 
     mu: float = 0.001
@@ -92,15 +93,20 @@ class _RunningProx:
 
     @torch.no_grad()
     def correct(self) -> None:
+        if not self._rule.mu:
+            return  # FedAvg to the bit, also for a parameter that the loss does not reach
         away = torch._foreach_sub(list(self._run.parameters.values()), self._center)
-        factor = self._rule.mu
         if self._rule.prox_form == "unsquared":
-            norm = float(torch.stack([a.norm() for a in away]).norm())
-            factor = factor / norm if norm > 0 else 0.0
-        torch._foreach_add_(self._run.gradients(), away, alpha=factor)
+            torch._foreach_mul_(away, [_pull(n, a) for n, a in zip(self._run.parameters, away, strict=True)])
+        torch._foreach_add_(self._run.gradients(), away, alpha=self._rule.mu)
 
     def finish(self, end: Tensor, steps: int) -> Outcome:  # noqa: ARG002
         return Outcome()
+
+
+def _pull(name: str, away: Tensor) -> float:
+    length = float(away.norm())
+    return 0.5 / length if "weight" in name and length > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -126,11 +132,13 @@ class _RunningControl:
         zero = torch.zeros_like(run.start)
         self._server = run.broadcast.get(self.NAME, zero)
         self._own = run.memory.get(self.NAME, zero)
-        self._correction = run.parts(self._server - self._own)
+        difference = self._server - self._own
+        self._correction = run.parts(difference) if bool(difference.any()) else []
 
     @torch.no_grad()
     def correct(self) -> None:
-        torch._foreach_add_(self._run.gradients(), self._correction)
+        if self._correction:
+            torch._foreach_add_(self._run.gradients(), self._correction)
 
     def finish(self, end: Tensor, steps: int) -> Outcome:
         if not steps:

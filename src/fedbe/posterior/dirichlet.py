@@ -1,5 +1,6 @@
 """Convex combinations of client models with Dirichlet weights: Eq. 7 of the paper."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,6 @@ def _alphas(updates: Sequence[Update], alpha: float | Mapping[ClientId, float]) 
         values = [alpha[u.client] for u in updates]
     else:
         values = [alpha] * len(updates)
-    if not all(v > 0 for v in values):
-        raise SettingError(f"`alpha` must be > 0, got {alpha}")
+    if not all(v > 0 and math.isfinite(v) for v in values):
+        raise SettingError(f"`alpha` must be > 0 and finite, got {alpha}")
     return np.array(values, dtype=np.float64)

@@ -37,7 +37,8 @@ class Gaussian:
     def of(cls, moments: Moments, *, scale: float = 1.0, sample_buffers: bool = False) -> "Gaussian":
         """From moments that were streamed or merged elsewhere."""
         variance, buffer_variance = moments.variance
-        return cls(moments.mean, variance.sqrt_(), buffer_variance.sqrt_(), _checked(scale), sample_buffers)
+        mean = moments.mean.clone()  # the moments may go on to take in more
+        return cls(mean, variance.sqrt_(), buffer_variance.sqrt_(), _checked(scale), sample_buffers)
 
     def sample(self, n: int, generator: torch.Generator) -> Iterator[ModelState]:
         for _ in range(n):

@@ -76,6 +76,8 @@ class Server:
         self.labels = _labels(labels, self.inputs)
         if self.method.needs_unlabeled and self.inputs is None:
             raise SettingError(f"{self.method.title} distils on inputs that the server owns: give `unlabeled`")
+        if self.method.needs_unlabeled:
+            self.bench.trainable()  # a model that cannot learn is refused now, not after the first vote
         self.round = 0
         self.memory: Mapping[str, Tensor] = {}
         self.members: tuple[Member, ...] = ()
@@ -177,9 +179,13 @@ def server(name: str, model: nn.Module, **arguments: Any) -> Server:
 def _labels(labels: Tensor | None, inputs: Inputs | None) -> Tensor | None:
     if labels is None:
         return None
+    if not isinstance(labels, Tensor) or not labels.ndim:
+        raise SettingError(f"`labels` must be a tensor of class indices [J, …], got {type(labels).__name__}")
     if inputs is None or len(labels) != len(inputs):
         count = 0 if inputs is None else len(inputs)
         raise SettingError(f"`labels` must have one entry for each of the {count} inputs, got {len(labels)}")
     if labels.is_floating_point():
         raise SettingError(f"`labels` must be whole numbers (class indices), got {labels.dtype}")
+    if bool((labels < 0).any()):
+        raise SettingError(f"`labels` must be >= 0 (class indices), got {int(labels.min())}")
     return labels.long()

@@ -55,10 +55,10 @@ class Momentum:
     def __call__(self, draft: Draft, round: Round) -> Draft:
         change = draft.state.params - round.previous.params
         before = draft.memory.get("momentum", torch.zeros_like(change))
-        share = 1.0 if self.momentum_form == "heavy-ball" else 1.0 - self.beta
-        moved = torch.add(before * self.beta, change, alpha=share)
-        state = replace(draft.state, params=round.previous.params + moved)
-        return replace(draft, state=state, memory={**draft.memory, "momentum": moved})
+        # w_last + m, written from w̄ so that β = 0 gives w̄ without rounding: m − Δ is β m, or β (m − Δ) if damped.
+        extra = self.beta * (before if self.momentum_form == "heavy-ball" else before - change)
+        state = replace(draft.state, params=draft.state.params + extra)
+        return replace(draft, state=state, memory={**draft.memory, "momentum": change + extra})
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedbe.ensemble import Member
+from fedbe.errors import AggregationError
 from fedbe.guard import Limits, SetAside, admit
 from fedbe.servers.context import Context, Draft, Round, StepInfo
 from fedbe.servers.stages import Stage
@@ -46,6 +47,8 @@ def server_step(
     round = Round(admission.admitted, previous, context, info)
     for stage in stages:
         draft = stage(draft, round)
+    if not draft.state.finite():
+        raise AggregationError("the combined model has NaN or infinite values; the global model is unchanged")
     return StepResult(
         state=draft.state,
         memory=draft.memory,

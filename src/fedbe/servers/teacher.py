@@ -66,7 +66,7 @@ class Teacher:
                 posterior = self.fit(round)
             drawn = posterior.sample(self.samples, round.context.generator("posterior"))
             for i, state in enumerate(drawn, start=1):
-                valid = keep_valid(state, layout) if self.statistics == "sampled" else state
+                valid = keep_valid(state, layout)
                 yield Member(f"sample {i}", valid, recalibrate=self.statistics == "recalibrated")
         if "A" in self.members:
             yield Member("average", draft.state)
