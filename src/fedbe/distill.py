@@ -11,7 +11,7 @@ from torch.optim.swa_utils import get_swa_multi_avg_fn
 from fedbe.errors import AggregationError, SettingError, nearest
 from fedbe.inputs import Inputs, batches
 from fedbe.norm import recalibrate
-from fedbe.optim import sgd
+from fedbe.optim import SGD
 from fedbe.seeds import global_rng
 from fedbe.states import ModelState
 from fedbe.workbench import Workbench
@@ -113,7 +113,8 @@ def sharpen(probabilities: Tensor, exponent: float = 2.0) -> Tensor:
     >>> sharpen(torch.tensor([[0.75, 0.25]]))
     tensor([[0.9000, 0.1000]])
     """
-    powered = probabilities**exponent
+    # The largest is scaled to 1 first: with many classes a high power of all of them could vanish.
+    powered = (probabilities / probabilities.amax(1, keepdim=True)) ** exponent
     return powered / powered.sum(1, keepdim=True)
 
 
@@ -121,7 +122,8 @@ def loss_function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     """(logits, target probabilities) -> the scalar that is minimised."""
     if name == "cross_entropy":
         return functional.cross_entropy
-    return lambda logits, target: functional.kl_div(logits.log_softmax(1), target, reduction="mean")
+    # Not reduction="mean": torch warns that this is not the mathematical KL, which is the point of this variant.
+    return lambda logits, target: functional.kl_div(logits.log_softmax(1), target, reduction="none").mean()
 
 
 def distill(
@@ -143,19 +145,17 @@ def distill(
     parameters = [p for _, p in bench.trainable()]
     steps = sum(1 for _ in batches(len(inputs), settings.server_batch)) * settings.server_epochs
     plan = schedule(settings, steps)
-    optimizer = sgd(bench, settings.server_lr, settings.server_momentum, settings.server_weight_decay)
+    optimizer = SGD(bench, settings.server_momentum, settings.server_weight_decay)
     loss_of = loss_function(settings.loss) if targets.is_floating_point() else functional.cross_entropy
     targets = targets.to(bench.device)
     average: list[Tensor] = []
     collected = 0
     with global_rng(generator):
         for i, index in enumerate(_epochs(len(inputs), settings, generator), start=1):
-            for group in optimizer.param_groups:
-                group["lr"] = plan.step_size(i)
             optimizer.zero_grad()
             loss = loss_of(bench.logits(inputs.batch(index, generator)), targets[index.to(bench.device)])
             loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            optimizer.step(plan.step_size(i))
             if plan.collects(i):
                 average, collected = _collect(average, parameters, collected)
             if progress is not None:
@@ -164,7 +164,7 @@ def distill(
         _put(parameters, average)
         recalibrate(bench, inputs)
     student = bench.read()
-    if not bool(torch.isfinite(student.params).all()):
+    if not student.finite():
         raise AggregationError(
             "distillation diverged to values that are not finite: lower `server_lr` "
             f"(now {settings.server_lr}); the global model is unchanged"

@@ -10,7 +10,7 @@ from torch.nn import functional
 from fedbe.clients.rules import LocalRule, LocalRun, Outcome
 from fedbe.errors import SettingError
 from fedbe.inputs import Inputs, batches
-from fedbe.optim import sgd
+from fedbe.optim import SGD
 from fedbe.seeds import global_rng
 from fedbe.states import ModelState
 from fedbe.workbench import Workbench
@@ -75,6 +75,8 @@ def train(
     """
     if len(inputs) != len(labels):
         raise SettingError(f"`inputs` and `labels` must be of one length, got {len(inputs)} and {len(labels)}")
+    if not len(inputs):
+        raise SettingError("`inputs` is empty: a client needs at least one example to train on")
     bench.load(start)
     bench.module.train()
     run = LocalRun(
@@ -87,7 +89,7 @@ def train(
         memory=memory or {},
     )
     active = [rule.start(run) for rule in rules]
-    optimizer = sgd(bench, settings.lr, settings.momentum, settings.weight_decay)
+    optimizer = SGD(bench, settings.momentum, settings.weight_decay)
     steps, epoch_loss = 0, torch.zeros((), device=bench.device)
     with global_rng(generator):
         for epoch in _epochs(len(inputs), settings, generator):
@@ -99,7 +101,7 @@ def train(
                 loss.backward()  # type: ignore[no-untyped-call]
                 for rule in active:
                     rule.correct()
-                optimizer.step()
+                optimizer.step(settings.lr)
                 epoch_loss += loss.detach() * len(index)
                 steps += 1
     state = bench.read()

@@ -1,0 +1,151 @@
+"""What a recipe may say. Each setting with its meaning; pydantic checks the values."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedbe import methods
+from fedbe.clients.schedule import SCHEDULES
+from fedbe.errors import SettingError, nearest
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A table of a recipe: unknown names are refused, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Data(Section):
+    """Where the images come from.
+
+    source          a known name, folder:PATH, npz:PATH or module:function
+    server          training images that are set apart as the server's unlabeled data
+    unlabeled       another source for the server's data; then `server` images stay unused
+    unlabeled_size  how many images of it; all of them if not given
+    pad, flip       augmentation of images: padding in pixels before the random crop, horizontal flip
+    """
+
+    source: str = "digits"
+    server: Annotated[int, Field(ge=0)] = 300
+    unlabeled: str | None = None
+    unlabeled_size: Count | None = None
+    pad: Annotated[int, Field(ge=0)] = 0
+    flip: bool = False
+
+
+class Split(Section):
+    """Who has which images; see `fedbe.data.split`."""
+
+    kind: Literal["iid", "step", "dirichlet", "column"] = "step"
+    clients: Count = 10
+    major_classes: Count | None = None
+    minor_images: Annotated[int, Field(ge=0)] | None = None
+    major_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    alpha: Annotated[float, Field(gt=0)] | None = None
+
+    def settings(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"kind", "clients"}, exclude_none=True)
+
+
+class Model(BaseModel):
+    """name: a network of `fedbe.models`, or module:function; everything else is a setting of that network."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = "mlp"
+
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Training(Section):
+    """The federation's rounds and the clients' SGD.
+
+    rounds             rounds of communication
+    clients_per_round  how many clients take part in a round; all if not given
+    epochs             E; or [low, high]: each client has its own number, drawn once, uniformly
+    one_round_epochs   E of the one long round of 1-Ensemble
+    batch, lr, momentum, weight_decay   of local SGD
+    schedule           of lr over rounds: paper, released or constant
+    """
+
+    rounds: Count = 10
+    clients_per_round: Count | None = None
+    epochs: Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], Count] = 5
+    one_round_epochs: Count = 200
+    batch: Count = 40
+    lr: Annotated[float, Field(gt=0)] = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-3
+    schedule: str = "paper"
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"unknown schedule '{self.schedule}': {nearest(self.schedule, SCHEDULES)}")
+        if isinstance(self.epochs, tuple) and self.epochs[0] > self.epochs[1]:
+            raise ValueError(f"epochs must be [low, high], got {list(self.epochs)}")
+        return self
+
+
+class Evaluation(Section):
+    """What is measured on the test data.
+
+    every     rounds between two measurements of the global model; the last round is always measured
+    ensemble  letters of an ensemble (S, A, C) whose vote is measured too, whatever the method; empty for none
+    clients   whether each client's own model is measured too
+    """
+
+    every: Count = 1
+    ensemble: Annotated[str, Field(pattern="^[SAC]*$")] = ""
+    clients: bool = False
+
+
+class Recipe(Section):
+    """A whole experiment.
+
+    settings         of methods, by name; each method takes those that it has
+    method_settings  settings for one method only: method_settings.fedbe.samples = 20
+    """
+
+    name: str = "unnamed"
+    summary: str = ""
+    method: str = "fedbe"
+    variant: str = "paper"
+    data: Data = Data()
+    split: Split = Split()
+    model: Model = Model()
+    training: Training = Training()
+    evaluation: Evaluation = Evaluation()
+    settings: dict[str, Any] = {}
+    method_settings: dict[str, dict[str, Any]] = {}
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        try:
+            self._check_methods()
+        except SettingError as error:
+            raise ValueError(str(error)) from error
+        asked = self.training.clients_per_round
+        if asked is not None and asked > self.split.clients:
+            raise ValueError(f"clients_per_round is {asked}, but there are only {self.split.clients} clients")
+        if self.data.unlabeled_size is not None and self.data.unlabeled is None:
+            raise ValueError("unlabeled_size needs unlabeled, the source it is taken from; or set data.server")
+        return self
+
+    def _check_methods(self) -> None:
+        known = {name for m in methods.CATALOGUE.values() for name in m.settings()}
+        for name in self.settings:
+            if name not in known:
+                raise SettingError(f"no method has a setting '{name}': {nearest(name, sorted(known))}")
+        for name in {self.method, *self.method_settings}:
+            self.method_for(name)
+
+    def method_for(self, name: str | None = None) -> methods.Method:
+        """The row of the catalogue with this recipe's settings."""
+        name = name or self.method
+        method = methods.get(name, self.variant)
+        own = {k: v for k, v in self.settings.items() if k in method.settings()}
+        return method.with_settings(own | self.method_settings.get(name, {}))

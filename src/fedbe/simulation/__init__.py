@@ -1,0 +1,1 @@
+"""A federation on one machine: rounds, worker processes, checkpoints."""

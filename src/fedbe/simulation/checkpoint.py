@@ -1,0 +1,108 @@
+"""A RunState as one safetensors file: written whole or not at all, the last two kept.
+
+The file's header carries the round and the run's identity as JSON. A file that cannot be read is passed over for
+the one before it; one that belongs to another recipe, code or data is refused.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from fedbe.ensemble import Member
+from fedbe.errors import RunError
+from fedbe.simulation.files import write_whole
+from fedbe.simulation.round import RunState
+from fedbe.states import ModelState
+
+KEPT = 2
+Identity = Mapping[str, str]  # what must be the same to go on: recipe, code, data, torch …
+
+
+def save(folder: Path, state: RunState, identity: Identity) -> Path:
+    """Write the checkpoint of a round, then drop all but the last two."""
+    tensors = _tensors_of("model", state.model)
+    tensors |= {f"memory/{name}": t for name, t in state.memory.items()}
+    tensors |= {f"clients/{c}/{name}": t for c, own in state.clients.items() for name, t in own.items()}
+    for i, member in enumerate(state.members):
+        tensors |= _tensors_of(f"members/{i}", member.state)
+    header = {
+        "round": state.round,
+        "identity": dict(identity),
+        "members": [[m.name, m.recalibrate] for m in state.members],
+    }
+    contiguous = {name: t.contiguous() for name, t in tensors.items()}
+    path = folder / f"checkpoint-{state.round:06d}.safetensors"
+    write_whole(path, safetensors.torch.save(contiguous, {"fedbe": json.dumps(header)}))
+    for old in found(folder)[KEPT:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def found(folder: Path) -> list[Path]:
+    """The checkpoints of a run, the newest first."""
+    return sorted(folder.glob("checkpoint-*.safetensors"), reverse=True)
+
+
+def latest(folder: Path, identity: Identity | None = None) -> RunState | None:
+    """The newest checkpoint that can be read; None if the run has none yet."""
+    paths = found(folder)
+    for path in paths:
+        try:
+            header, tensors = _read(path)
+        except (OSError, ValueError, KeyError, safetensors.SafetensorError):
+            continue
+        if identity is not None:
+            _check(header["identity"], identity, path)
+        return _state_of(header, tensors)
+    if paths:
+        raise RunError(f"none of the {len(paths)} checkpoints in {folder} can be read: start the run anew")
+    return None
+
+
+def _read(path: Path) -> tuple[dict, dict[str, Tensor]]:  # type: ignore[type-arg]
+    with safetensors.safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["fedbe"])
+        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def _check(theirs: Identity, ours: Identity, path: Path) -> None:
+    for name, value in ours.items():
+        if theirs.get(name) != value:
+            raise RunError(
+                f"{path.parent} cannot be resumed: its {name} was {theirs.get(name, 'unknown')} and is now {value}; "
+                "results would not be those of one run. Start a new run instead"
+            )
+
+
+def _tensors_of(prefix: str, state: ModelState) -> dict[str, Tensor]:
+    counters = {f"{prefix}/counters/{name}": t for name, t in state.counters.items()}
+    return {f"{prefix}/params": state.params, f"{prefix}/buffers": state.buffers, **counters}
+
+
+def _state_of(header: Mapping, tensors: Mapping[str, Tensor]) -> RunState:  # type: ignore[type-arg]
+    clients: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith("clients/"):
+            _, client, what = name.split("/", 2)
+            clients.setdefault(int(client), {})[what] = tensor
+    members = tuple(
+        Member(name, _model(f"members/{i}", tensors), recalibrate)
+        for i, (name, recalibrate) in enumerate(header["members"])
+    )
+    return RunState(
+        round=header["round"],
+        model=_model("model", tensors),
+        memory={n.removeprefix("memory/"): t for n, t in tensors.items() if n.startswith("memory/")},
+        clients=clients,
+        members=members,
+    )
+
+
+def _model(prefix: str, tensors: Mapping[str, Tensor]) -> ModelState:
+    start = f"{prefix}/counters/"
+    counters = {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+    return ModelState(tensors[f"{prefix}/params"], tensors[f"{prefix}/buffers"], counters)

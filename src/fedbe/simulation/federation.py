@@ -1,0 +1,141 @@
+"""What stays fixed while a federation trains: everybody's data, and the architecture of the model."""
+
+import hashlib
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from fedbe import data, models
+from fedbe.data import Augment, Feed, Task
+from fedbe.errors import RecipeError
+from fedbe.recipes import Recipe
+from fedbe.seeds import generator, global_rng
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """An architecture that every process can build for itself: a name or module:function, and its settings."""
+
+    name: str
+    classes: int
+    shape: tuple[int, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self, source: torch.Generator) -> nn.Module:
+        """The module, its weights drawn from the generator."""
+        if ":" not in self.name:
+            return models.build(self.name, self.classes, self.shape, source, **self.settings)
+        make = imported(self.name, "model")
+        with global_rng(source):
+            module = make(classes=self.classes, shape=self.shape, **self.settings)
+        if not isinstance(module, nn.Module):
+            raise RecipeError(f"'{self.name}' must return a torch.nn.Module, got {type(module).__name__}")
+        return module
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Feeds share one tensor of pixels; clients are index tensors into the training data.
+
+    Labels of the server's images are known to the simulator only: they go into reports and the oracle rows.
+    """
+
+    model: ModelSpec
+    train: Feed
+    labels: Tensor
+    clients: tuple[Tensor, ...]
+    test: Feed
+    test_labels: Tensor
+    server: Feed | None
+    server_labels: Tensor | None
+    digest: str
+
+    def share_(self) -> "Federation":
+        """Move all data into shared memory, for worker processes to read without a copy."""
+        for feed in (self.train, self.test, self.server):
+            if feed is not None:
+                feed.share_()
+        for tensor in (self.labels, self.test_labels, *self.clients):
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
+        return self
+
+
+def prepare(recipe: Recipe, seed: int, task: Task | None = None) -> Federation:
+    """Load the data and divide it, as the recipe says; a function of (recipe, seed)."""
+    task = task or data.load(recipe.data.source)
+    labels = task.train.labels
+    settings = recipe.split.settings()
+    if recipe.split.kind == "column":
+        settings["ids"] = task.train.clients
+    parts = data.split(
+        recipe.split.kind, labels, clients=recipe.split.clients, server=recipe.data.server, seed=seed, **settings
+    )
+    train = Feed(task.train, augment=_augmentation(recipe, task))
+    server, server_labels, foreign = _server_part(recipe, task, train, parts.server, seed)
+    return Federation(
+        model=ModelSpec(recipe.model.name, len(task.train.classes), train.shape, recipe.model.settings()),
+        train=train,
+        labels=labels,
+        clients=parts.clients,
+        test=train.like(task.test),
+        test_labels=task.test.labels,
+        server=server,
+        server_labels=server_labels,
+        digest=_digest([task.train.digest(), task.test.digest(), foreign]),
+    )
+
+
+def _augmentation(recipe: Recipe, task: Task) -> Augment | None:
+    if recipe.data.pad == 0 and not recipe.data.flip:
+        return None
+    if task.train.inputs.dim() != 4:
+        raise RecipeError("data.pad and data.flip are for images, but this data set has vectors: remove them")
+    return Augment(recipe.data.pad, recipe.data.flip)
+
+
+def _server_part(
+    recipe: Recipe, task: Task, train: Feed, index: Tensor, seed: int
+) -> tuple[Feed | None, Tensor | None, str]:
+    if recipe.data.unlabeled is None:
+        own = train.select(index) if len(index) else None
+        return own, task.train.labels[index] if len(index) else None, ""
+    if not is_image(train.shape):
+        raise RecipeError("data.unlabeled is for images, but this data set has vectors: use data.server")
+    foreign = data.unlabeled(
+        recipe.data.unlabeled,
+        size=recipe.data.unlabeled_size,
+        like=train.shape,
+        seed=seed,
+        task=recipe.data.source,
+    )
+    return train.like(foreign), None, hashlib.sha256(foreign.numpy().data).hexdigest()
+
+
+def is_image(shape: tuple[int, ...]) -> TypeGuard[tuple[int, int, int]]:
+    return len(shape) == 3
+
+
+def _digest(parts: list[str]) -> str:
+    return hashlib.sha256("/".join(parts).encode()).hexdigest()
+
+
+def imported(name: str, what: str) -> Any:
+    """The object behind module:function, for a user's own model or data."""
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:  # noqa: PTH109
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise RecipeError(f"{what} '{name}' must be module:function that Python can import, but {error}") from error
+
+
+def initial_weights(spec: ModelSpec, seed: int) -> nn.Module:
+    """The model before round 1: the same for every method with this seed."""
+    return spec.build(generator(seed, 0, "weights"))

@@ -1,0 +1,283 @@
+"""One round of a federation: cohort, local training, server step, measurements. RunState in, RunState out."""
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbe.clients.schedule import step_size
+from fedbe.clients.train import LocalSettings, Trained
+from fedbe.diagnostics import Quality, quality
+from fedbe.ensemble import Member, Predictor, vote
+from fedbe.errors import AggregationError, RunError
+from fedbe.guard import SetAside
+from fedbe.methods import Method
+from fedbe.recipes import Recipe
+from fedbe.seeds import generator
+from fedbe.servers.context import Context, Draft, Round
+from fedbe.servers.stages import Distill, KeepMembers, Stage
+from fedbe.servers.step import StepResult, server_step
+from fedbe.servers.teacher import Teacher
+from fedbe.simulation.federation import Federation
+from fedbe.simulation.jobs import PredictJob, TrainJob, Where, test_jobs
+from fedbe.simulation.workers import Done, Failed, Pool
+from fedbe.states import ModelState
+from fedbe.updates import ClientUpdate
+from fedbe.workbench import Workbench
+
+Record = dict[str, Any]
+Progress = Callable[[str, int, int], None]  # phase, done, total
+
+
+@dataclass(frozen=True, eq=False)
+class RunState:
+    """All that crosses a round, and so the checkpoint.
+
+    memory   what the server remembers (momentum, SCAFFOLD's c), by name
+    clients  what each client remembers (SCAFFOLD's c_i), by client and name
+    members  models that vote instead of one model (1-Ensemble)
+    """
+
+    round: int
+    model: ModelState
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+    clients: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    members: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """One federation with one method and one seed, and the means to run it."""
+
+    recipe: Recipe
+    method: Method
+    seed: int
+    federation: Federation
+    bench: Workbench
+    pool: Pool
+
+    @property
+    def rounds(self) -> int:
+        return 1 if self.method.one_round else self.recipe.training.rounds
+
+    def cohort(self, round: int) -> list[int]:
+        """The clients of a round: a function of (seed, round)."""
+        total = len(self.federation.clients)
+        asked = self.recipe.training.clients_per_round or total
+        chosen = torch.randperm(total, generator=generator(self.seed, round, "cohort"))[:asked]
+        return sorted(chosen.tolist())
+
+    def epochs(self, client: int) -> int:
+        """E of one client: the recipe's, or its own, drawn once."""
+        if self.method.one_round:
+            return self.recipe.training.one_round_epochs
+        epochs = self.recipe.training.epochs
+        if isinstance(epochs, int):
+            return epochs
+        low, high = epochs
+        return int(torch.randint(low, high + 1, (1,), generator=generator(self.seed, 0, "epochs", client)).item())
+
+    def local_settings(self, round: int, client: int) -> LocalSettings:
+        t = self.recipe.training
+        lr = step_size(t.lr, round, self.rounds, t.schedule)
+        return LocalSettings(self.epochs(client), t.batch, lr, t.momentum, t.weight_decay)
+
+    def predictor(self, where: Where) -> Predictor:
+        """Members' probabilities, asked of the workers; no more models in flight than workers need."""
+
+        def run(members: Iterable[Member]) -> Iterator[Tensor]:
+            jobs = (PredictJob(m.state, where, m.recalibrate) for m in members)
+            for outcome in self.pool.map(jobs, ahead=len(self.pool.pids) + 1):
+                yield _value(outcome)
+
+        return run
+
+    def measure(self, state: ModelState, members: tuple[Member, ...] = ()) -> Quality:
+        """Quality on the test images: of the model, or of the members' vote where the method keeps them."""
+        labels = self.federation.test_labels
+        if members:
+            return quality(vote(members, self.predictor("test")).probabilities, labels)
+        parts = [_value(o) for o in self.pool.map(test_jobs(state, len(labels)))]
+        return quality(torch.cat(parts), labels)
+
+
+def _value(outcome: Done | Failed) -> Tensor:
+    if isinstance(outcome, Failed):
+        raise RunError(f"a model could not be evaluated: {outcome.reason}")
+    value: Tensor = outcome.value
+    return value
+
+
+def play_round(sim: Simulation, state: RunState, progress: Progress) -> tuple[RunState, Record]:
+    """The next state, and the line for rounds.jsonl."""
+    number = state.round + 1
+    begin = time.perf_counter()
+    trained, failed = _train(sim, state, number, progress)
+    training_seconds = time.perf_counter() - begin
+    if not trained:
+        raise AggregationError(f"no client finished round {number}; client {failed[0].client}: {failed[0].reason}")
+    measured = number % sim.recipe.evaluation.every == 0 or number == sim.rounds
+    watch = Watch(sim) if measured else None
+    result = server_step(
+        _with_watch(sim.method.stages, watch),
+        state.model,
+        [_update(sim, client, t) for client, t in trained.items()],
+        state.memory,
+        Context(
+            bench=sim.bench,
+            seed=sim.seed,
+            round=number,
+            inputs=sim.federation.server,
+            labels=sim.federation.server_labels,
+            total_clients=len(sim.federation.clients),
+            predictor=sim.predictor("server"),
+            progress=progress,
+        ),
+        extras=sim.method.extras,
+    )
+    used = {client for client in result.clients if isinstance(client, int)}
+    memories = {c: t.memory for c, t in trained.items() if t.memory and c in used}
+    after = RunState(number, result.state, result.memory, {**state.clients, **memories}, result.members)
+    record = _record(sim, number, trained, failed, result)
+    record["seconds"] = {"train": training_seconds, **record["seconds"]}
+    if watch is not None:
+        progress("evaluate", 0, 1)
+        with_time = time.perf_counter()
+        record["test"] = sim.measure(after.model, after.members).as_dict()
+        record |= watch.found
+        record["seconds"]["test"] = time.perf_counter() - with_time + watch.seconds
+    record["seconds"]["round"] = time.perf_counter() - begin
+    record["memory_mb"] = memory_mb()
+    return after, record
+
+
+def _train(
+    sim: Simulation, state: RunState, number: int, progress: Progress
+) -> tuple[dict[int, Trained], list[SetAside]]:
+    """Everybody's local training, longest first; by client, in the order of their numbers."""
+    cohort = sim.cohort(number)
+    jobs = [
+        TrainJob(
+            client=client,
+            round=number,
+            seed=sim.seed,
+            state=state.model,
+            settings=sim.local_settings(number, client),
+            examples=len(sim.federation.clients[client]),
+            rules=sim.method.rules,
+            broadcast={k: v for k, v in state.memory.items() if k in sim.method.extras},
+            memory=state.clients.get(client, {}),
+        )
+        for client in cohort
+    ]
+    jobs.sort(key=lambda job: (-job.size, job.client))
+    progress("clients", 0, len(jobs))
+    trained, failed = {}, []
+    outcomes = sim.pool.map(jobs, done=lambda n: progress("clients", n, len(jobs)))
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        if isinstance(outcome, Failed):
+            failed.append(SetAside(job.client, outcome.reason))
+        else:
+            trained[job.client] = outcome.value
+    return {c: trained[c] for c in cohort if c in trained}, failed
+
+
+def _update(sim: Simulation, client: int, trained: Trained) -> ClientUpdate:
+    examples = len(sim.federation.clients[client])
+    return ClientUpdate(trained.state, examples, client, trained.extras)
+
+
+class Watch:
+    """A stage that changes nothing: it measures the draft, its ensemble and the clients on the test images.
+
+    It stands before the stage that turns the draft into something else, and draws the same samples as that one.
+    """
+
+    def __init__(self, sim: Simulation) -> None:
+        self._sim = sim
+        self._stages = sim.method.stages
+        self.found: Record = {}
+        self.seconds = 0.0
+
+    def __call__(self, draft: Draft, round: Round) -> Draft:
+        begin = time.perf_counter()
+        evaluation, labels = self._sim.recipe.evaluation, self._sim.federation.test_labels
+        last = next((s for s in self._stages if isinstance(s, Teacher)), None)
+        if last is not None:
+            self.found["test_average"] = self._sim.measure(draft.state).as_dict()
+        if evaluation.ensemble:
+            teacher = replace(_teacher(last), members=evaluation.ensemble)
+            outcome = vote(teacher.voters(draft, round), self._sim.predictor("test"), labels)
+            assert outcome.quality is not None
+            self.found["test_ensemble"] = outcome.quality.as_dict() | {"disagreement": outcome.disagreement}
+        if evaluation.clients:
+            own = [Member(f"client {u.client}", u.state) for u in round.updates]
+            reports = vote(own, self._sim.predictor("test"), labels).members
+            self.found["test_clients"] = {r.name: r.quality.as_dict() for r in reports if r.quality is not None}
+        self.seconds = time.perf_counter() - begin
+        return draft
+
+
+def _teacher(stage: Teacher | None) -> Teacher:
+    """The ensemble settings of the method's own teacher, or the defaults for a method that has none."""
+    if stage is None:
+        return Teacher()
+    return Teacher(stage.members, stage.samples, stage.posterior, stage.scale, stage.alpha, stage.statistics)
+
+
+def _with_watch(stages: tuple[Stage, ...], watch: Watch | None) -> list[Stage]:
+    """The stages with the watch before the first that distils or keeps members, else at the end."""
+    if watch is None:
+        return list(stages)
+    place = next((i for i, s in enumerate(stages) if isinstance(s, Distill | KeepMembers)), len(stages))
+    return [*stages[:place], watch, *stages[place:]]
+
+
+def _record(
+    sim: Simulation, number: int, trained: Mapping[int, Trained], failed: list[SetAside], result: StepResult
+) -> Record:
+    info = result.info
+    state_bytes = model_bytes(sim.bench)
+    vectors = len(sim.method.extras) * sim.bench.layout.size * 4
+    examples = {c: len(sim.federation.clients[c]) for c in trained}
+    total = sum(examples.values())
+    server: Record = {
+        name: q.as_dict() for name in ("average", "ensemble", "student") if (q := getattr(info, name)) is not None
+    }
+    if info.disagreement is not None:
+        server["disagreement"] = info.disagreement
+    if info.members:
+        server["members"] = {m.name: m.quality.accuracy if m.quality else None for m in info.members}
+    return {
+        "round": number,
+        "lr": step_size(sim.recipe.training.lr, number, sim.rounds, sim.recipe.training.schedule),
+        "clients": list(result.clients),
+        "set_aside": [{"client": s.client, "reason": s.reason} for s in (*failed, *result.set_aside)],
+        "train_loss": sum(t.loss * examples[c] for c, t in trained.items()) / total,
+        "server": server,
+        "bytes": {
+            "down": (len(trained) + len(failed)) * (state_bytes + vectors),
+            "up": len(trained) * (state_bytes + vectors),
+        },
+        "seconds": dict(info.seconds),
+    }
+
+
+def model_bytes(bench: Workbench) -> int:
+    """What a real network would move for one model: every tensor once, in its own dtype."""
+    layout = bench.layout
+    total = sum((s.stop - s.start) * s.dtype.itemsize for s in (*layout.params, *layout.buffers))
+    total += sum(shape.numel() * dtype.itemsize for shape, dtype in layout.counters.values())
+    return int(total)
+
+
+def memory_mb() -> dict[str, float]:
+    """Largest resident memory of this process so far."""
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    return {"main": round(own, 1)}

@@ -1,0 +1,250 @@
+"""A run is a folder: what was asked, one line a round, checkpoints, and at the end the model.
+
+    runs/NAME/recipe.toml        every setting, resolved
+    runs/NAME/run.json           method, seed, precision, versions, commit, machine; later the final result
+    runs/NAME/rounds.jsonl       one line a round
+    runs/NAME/checkpoint-*.safetensors
+    runs/NAME/model.safetensors  the final weights under the module's own names
+
+`create` makes the folder and `execute` trains until it is done: the same call starts, resumes and ends a run.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import safetensors.torch
+import tomli_w
+import torch
+from torch import nn
+
+import fedbe
+from fedbe.data import Task
+from fedbe.errors import RunError
+from fedbe.recipes import Recipe
+from fedbe.recipes.load import dump
+from fedbe.recipes.load import load as load_recipe
+from fedbe.simulation import checkpoint
+from fedbe.simulation.federation import Federation, initial_weights, prepare
+from fedbe.simulation.files import append_line, write_json, write_whole
+from fedbe.simulation.round import Record, RunState, Simulation, play_round
+from fedbe.simulation.workers import Pool
+from fedbe.workbench import Plan, Workbench
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock; two processes on one run are then not noticed
+    fcntl = None  # type: ignore[assignment]
+
+
+class Observer(Protocol):
+    """Who watches a run."""
+
+    def begin(self, title: str, rounds: int, done: int) -> None: ...
+
+    def phase(self, round: int, phase: str, done: int, total: int) -> None: ...
+
+    def round_ended(self, record: Record) -> None: ...
+
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """The content of run.json."""
+
+    method: str
+    seed: int
+    precision: str
+    made_with: dict[str, str]
+    created: str
+    finished: str | None = None
+    final: dict[str, Any] | None = None
+
+
+def create(folder: Path, recipe: Recipe, method: str, seed: int, precision: str) -> Path:
+    """Make the folder of a new run. Nothing is trained yet."""
+    recipe.method_for(method)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise RunError(f"{folder} exists already: resume it with `fedbe resume {folder}` or choose another name") from None
+    except OSError as error:
+        raise RunError(f"cannot create {folder}: {error.strerror}") from error
+    write_whole(folder / "recipe.toml", tomli_w.dumps(dump(recipe)).encode())
+    info = RunInfo(method, seed, precision, made_with(), time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+    write_json(folder / "run.json", vars(info))
+    return folder
+
+
+def read_info(folder: Path) -> RunInfo:
+    path = folder / "run.json"
+    try:
+        return RunInfo(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise RunError(f"{folder} is no run: it has no run.json") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{path} cannot be read: {error}") from error
+
+
+def read_recipe(folder: Path) -> Recipe:
+    return load_recipe(folder / "recipe.toml")
+
+
+def read_rounds(folder: Path) -> list[Record]:
+    """The lines of rounds.jsonl; a last line that a crash cut off is left out."""
+    path = folder / "rounds.jsonl"
+    records: list[Record] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+def execute(
+    folder: Path,
+    pool: Pool,
+    observer: Observer,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    task: Task | None = None,
+) -> bool:
+    """Train until the last round; True if it was reached, False if `should_stop` said to stop after a round."""
+    info, recipe = read_info(folder), read_recipe(folder)
+    with _locked(folder):
+        federation = prepare(recipe, info.seed, task)
+        sim = simulation(recipe, info, federation, pool)
+        identity = _identity(recipe, info, federation)
+        state = checkpoint.latest(folder, identity) or _first(sim)
+        _forget_after(folder, state.round)
+        observer.begin(f"{sim.method.title}, seed {info.seed}", sim.rounds, state.round)
+        try:
+            while state.round < sim.rounds:
+                if should_stop():
+                    return False
+                number = state.round + 1
+                state, record = play_round(sim, state, lambda p, d, t: observer.phase(number, p, d, t))  # noqa: B023
+                append_line(folder / "rounds.jsonl", record)
+                checkpoint.save(folder, state, identity)
+                observer.round_ended(record)
+        finally:
+            observer.end()
+        _finish(folder, sim, state, info)
+    return True
+
+
+def simulation(recipe: Recipe, info: RunInfo, federation: Federation, pool: Pool) -> Simulation:
+    method = recipe.method_for(info.method)
+    if method.needs_unlabeled and federation.server is None:
+        raise RunError(f"{method.title} needs images at the server: set data.server or data.unlabeled in the recipe")
+    module = initial_weights(federation.model, info.seed)
+    plan = Plan(info.precision)
+    pool.configure(federation, plan)
+    torch.set_num_threads(server_threads(module))
+    return Simulation(recipe, method, info.seed, federation, Workbench(module, plan), pool)
+
+
+def server_threads(module: nn.Module) -> int:
+    """Threads for the distillation, which the workers sit out: all cores for convolutions, one for small layers.
+
+    A function of model and machine, not of the number of workers, because threads change the last bits.
+    """
+    convolutions = any(isinstance(m, nn.Conv2d) for m in module.modules())
+    return max(1, os.cpu_count() or 1) if convolutions else 1
+
+
+def _first(sim: Simulation) -> RunState:
+    return RunState(0, sim.bench.read())
+
+
+def _forget_after(folder: Path, round: int) -> None:
+    """Drop lines of rounds that no checkpoint holds: they will be played again."""
+    path = folder / "rounds.jsonl"
+    kept = [r for r in read_rounds(folder) if r["round"] <= round]
+    if path.exists():
+        write_whole(path, "".join(json.dumps(r) + "\n" for r in kept).encode())
+
+
+def _finish(folder: Path, sim: Simulation, state: RunState, info: RunInfo) -> None:
+    weights = sim.bench.layout.unpack(state.model)
+    contiguous = {name: t.contiguous() for name, t in weights.items()}
+    write_whole(folder / "model.safetensors", safetensors.torch.save(contiguous))
+    final = read_rounds(folder)[-1]
+    done = {**vars(info), "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "final": final["test"]}
+    write_json(folder / "run.json", done)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Two processes must not train one run."""
+    if fcntl is None:
+        yield
+        return
+    try:
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise RunError(f"cannot write in {folder}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"{folder} is being trained by another process") from None
+        yield
+
+
+def _identity(recipe: Recipe, info: RunInfo, federation: Federation) -> dict[str, str]:
+    settings = json.dumps(dump(recipe), sort_keys=True)
+    return {
+        "recipe": hashlib.sha256(settings.encode()).hexdigest()[:16],
+        "method": info.method,
+        "seed": str(info.seed),
+        "precision": info.precision,
+        "data": federation.digest[:16],
+        "code": code_version(),
+        "torch": torch.__version__,
+    }
+
+
+def code_version() -> str:
+    """The version, and a digest of the package's own source: another source, other numbers."""
+    digest = hashlib.sha256()
+    root = Path(fedbe.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return f"{fedbe.__version__}+{digest.hexdigest()[:12]}"
+
+
+def made_with() -> dict[str, str]:
+    """What a result was made with."""
+    return {
+        "fedbe": code_version(),
+        "commit": _commit(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
+    }
+
+
+def _commit() -> str:
+    """The commit of the source tree that this package was loaded from, if it is one."""
+    here = Path(fedbe.__file__).parent
+    try:
+        head = _git(here, "rev-parse", "HEAD")
+        return head + (" and uncommitted changes" if _git(here, "status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "not a git checkout"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
