@@ -44,9 +44,7 @@ class Dataset:
                 f"got {int(self.labels.min())} … {int(self.labels.max())}"
             )
         if self.clients is not None and (self.clients.dtype != torch.int64 or self.clients.shape != (count,)):
-            raise DataError(
-                f"{self.name}: `clients` must be int64 of shape [{count}], got {_describe(self.clients)}"
-            )
+            raise DataError(f"{self.name}: `clients` must be int64 of shape [{count}], got {_describe(self.clients)}")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -98,8 +96,7 @@ def _check_inputs(name: str, inputs: Tensor) -> None:
     vectors = inputs.dtype == torch.float32 and inputs.dim() == 2
     if not images and not vectors:
         raise DataError(
-            f"{name}: inputs must be uint8 [N, H, W, C] images or float32 [N, D] vectors, "
-            f"got {_describe(inputs)}"
+            f"{name}: inputs must be uint8 [N, H, W, C] images or float32 [N, D] vectors, got {_describe(inputs)}"
         )
     if vectors and not bool(torch.isfinite(inputs).all()):
         raise DataError(f"{name}: inputs must be finite, but some are NaN or infinite; clean them first")

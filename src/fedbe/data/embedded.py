@@ -25,8 +25,8 @@ def swissroll(seed: int) -> Task:
     """Three classes that follow each other along a Swiss roll in the plane, equally many examples of each.
 
     The roll is scikit-learn's, without its third axis: t = 1.5π(1 + 2u), u uniform in [0, 1), class ⌊3u⌋,
-    (x, y) = (t·cos t, t·sin t) + noise. With 300 of 1,200 training examples at the server, each class leaves 300
-    to three clients: 240 + 30 + 30.
+    (x, y) = (t·cos t, t·sin t) + noise. With 300 of the 1,200 training examples at the server, each class
+    leaves 300 to three clients: 240 + 30 + 30.
     """
     train = _roll(ROLL_TRAIN, seeds.generator(seed, role="swissroll-train"))
     test = _roll(ROLL_TEST, seeds.generator(seed, role="swissroll-test"))

@@ -8,11 +8,15 @@ import copy
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbe.data.dataset import Dataset
 from fedbe.errors import DataError, SettingError
+
+Whole = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -43,15 +47,25 @@ def moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
     if not len(inputs):
         raise DataError("mean and deviation need at least one example, got none")
     if inputs.dtype == torch.uint8:
-        levels = torch.arange(256, dtype=torch.float64) / 255
-        share = torch.stack([torch.bincount(c.flatten(), minlength=256) for c in inputs.unbind(-1)]).double()
-        share /= share.sum(1, keepdim=True)
-        mean = share @ levels
-        variance = (share * (levels - mean[:, None]) ** 2).sum(1)
+        mean, variance = _image_moments(inputs)
     else:
         variance, mean = torch.var_mean(inputs.double(), dim=0, correction=0)
     std = variance.sqrt()
     return mean.float(), torch.where(std > 0, std, 1.0).float()
+
+
+def _image_moments(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance over all pixels: sums of whole numbers, exact in float64, a few images at a time."""
+    channels, count = images.shape[3], images[..., 0].numel()
+    total, squares = torch.zeros(2, channels, dtype=torch.float64)
+    for part in torch.split(images, 512):
+        rows = part.reshape(len(part) * part.shape[1], -1).double()
+        total += rows.sum(0).view(-1, channels).sum(0)
+        squares += rows.square_().sum(0).view(-1, channels).sum(0)
+    # Whole numbers of any length, so that a channel that never changes has variance 0 and not a rounding error.
+    pairs = [(int(t), int(s)) for t, s in zip(total, squares, strict=True)]
+    variance = [(count * s - t * t) / (255 * count) ** 2 for t, s in pairs]
+    return total / (255 * count), torch.tensor(variance, dtype=torch.float64)
 
 
 class Feed:
@@ -154,42 +168,47 @@ class Feed:
         return lines.view(count, height, width, channels).permute(0, 3, 1, 2)
 
     def _normalise(self, values: Tensor) -> Tensor:
-        # In float32 whatever the output: bfloat16 is rounded once, at the end.
-        return torch.addcmul(self._shift, values.float(), self._scale).to(self.dtype)
+        # In float32 whatever the output, so that bfloat16 is rounded once; in place, because a second buffer
+        # would cost more in page faults than the arithmetic does.
+        normal = values.to(torch.float32, copy=True)
+        return torch.addcmul(self._shift, normal, self._scale, out=normal).to(self.dtype)
 
 
 def _per_channel(name: str, values: Tensor, channels: int) -> Tensor:
     values = torch.as_tensor(values, dtype=torch.float32).flatten()
     if values.numel() != channels:
-        raise SettingError(
-            f"`{name}` must have one value for each of {channels} channels, got {values.numel()}"
-        )
+        raise SettingError(f"`{name}` must have one value for each of {channels} channels, got {values.numel()}")
     if not bool(torch.isfinite(values).all()) or (name == "std" and bool((values <= 0).any())):
         raise SettingError(f"`{name}` must be finite{' and > 0' * (name == 'std')}, got {values.tolist()}")
     return values
 
 
 def _crop_and_flip(inputs: Tensor, rows: Tensor, augment: Augment, generator: torch.Generator) -> Tensor:
-    """Images `rows` of uint8 [N, H, W, C], mirrored with probability 1/2, padded, cropped: [B, H, W, C]."""
+    """Images `rows` of uint8 [N, H, W, C], mirrored with probability 1/2, padded, cropped: [B, H, W, C].
+
+    One draw an image says which of the (2·pad + 1)² corners, and whether to mirror.
+    """
     (_, height, width, channels), count, pad = inputs.shape, len(rows), augment.pad
-    corner = torch.randint(2 * pad + 1, (2, count), generator=generator)
-    mirrored = torch.randint(2, (count,), generator=generator) if augment.flip else torch.zeros(count).long()
-    # The mirrored ones go last, so that mirroring is one operation on one slice; the crop restores the order.
-    order = mirrored.argsort(stable=True)
+    corners = (2 * pad + 1) ** 2
+    draws = torch.randint(corners * (1 + augment.flip), (count,), generator=generator).numpy()
+    mirrored, corner = np.divmod(draws, corners)
+    # Index arithmetic is NumPy's, whose calls on few numbers cost a third of torch's. The mirrored images go
+    # last, so that mirroring is one operation on one slice; the crop restores the order.
+    order = torch.from_numpy(mirrored.argsort(kind="stable"))
     plain = count - int(mirrored.sum())
-    images = inputs.index_select(0, rows[order])
+    images = inputs.index_select(0, rows.index_select(0, order))
     padded = images.new_zeros(count, height + 2 * pad, width + 2 * pad, channels)
     inner = padded[:, pad : pad + height, pad : pad + width]
     inner[:plain] = images[:plain]
     inner[plain:] = images[plain:].flip(2)
-    return _windows(padded, order.argsort(), corner, height, width)
+    return _windows(padded, order.numpy().argsort(), np.divmod(corner, 2 * pad + 1), height, width)
 
 
-def _windows(padded: Tensor, place: Tensor, corner: Tensor, height: int, width: int) -> Tensor:
-    """From image place[b] of padded [B, H', W', C] the window [height, width] at corner[:, b]: [B, …, C]."""
+def _windows(padded: Tensor, place: Whole, corner: tuple[Whole, Whole], height: int, width: int) -> Tensor:
+    """From image place[b] of padded [B, H', W', C] the [height, width] window at corner[·][b]: [B, …, C]."""
     count, tall, wide, channels = padded.shape
     # Overlapping view: row k is the `width` pixels that start at pixel k. Its rows are copied whole.
     starts = padded.as_strided((count * tall * wide - width + 1, width * channels), (channels, 1))
     first = (place * tall + corner[0]) * wide + corner[1]
-    lines = first[:, None] + torch.arange(0, height * wide, wide)
-    return starts.index_select(0, lines.flatten()).view(count, height, width, channels)
+    lines = first[:, None] + np.arange(0, height * wide, wide)
+    return starts.index_select(0, torch.from_numpy(lines.ravel())).view(count, height, width, channels)

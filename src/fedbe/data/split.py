@@ -60,7 +60,7 @@ def split(kind: str, labels: Tensor, *, clients: int, server: int, seed: int, **
     empty = [number for number, part in enumerate(parts) if not len(part)]
     if empty:
         raise DataError(
-            f"the {kind} split leaves {len(empty)} of {clients} clients without an image, first client {empty[0]}; "
+            f"the {kind} split leaves {len(empty)} of {clients} clients without an image, first {empty[0]}; "
             "use fewer clients, a smaller server part, more even settings or another seed"
         )
     return Split(own, tuple(part.sort().values for part in parts))
@@ -104,13 +104,11 @@ def _step(
 ) -> Sequence[Tensor]:
     """Of class c with n_c images, each of its minor clients has `minor_images`, or all of them together
     n_c·(1 − major_share); its major clients share the rest. Where that does not divide, the images left over
-    go one each to those clients that have fewest so far. A class that is major for nobody (there are fewer than
+    go one each to those clients that have fewest so far. A class that is major for nobody (with fewer than
     classes / major_classes clients) is spread over all clients.
     """
     if minor_images is not None and major_share is not None:
-        raise SettingError(
-            "`minor_images` and `major_share` both say what minor clients get; give one of them"
-        )
+        raise SettingError("`minor_images` and `major_share` both say what minor clients get; give one of them")
     if major_share is not None and not 0 < major_share <= 1:
         raise SettingError(f"`major_share` must be > 0 and at most 1, got {major_share}")
     each = 10 if minor_images is None else minor_images
@@ -137,9 +135,7 @@ def _majors(clients: int, classes: int, major_classes: int, draw: torch.Generato
     differ by at most one, so they are equal where clients · major_classes is a multiple of the classes.
     """
     if not 1 <= major_classes <= classes:
-        raise SettingError(
-            f"`major_classes` must be 1 … {classes}, the number of classes, got {major_classes}"
-        )
+        raise SettingError(f"`major_classes` must be 1 … {classes}, the number of classes, got {major_classes}")
     major = torch.zeros(clients, classes, dtype=torch.bool)
     for client in range(clients):
         taken = major.sum(0) + torch.rand(classes, generator=draw)
@@ -192,9 +188,7 @@ def _column(
 ) -> Sequence[Tensor]:
     if ids is None or ids.shape != labels.shape:
         got = "none" if ids is None else f"shape {list(ids.shape)}"
-        raise DataError(
-            f"the column split needs `ids`, one client id for each of {len(labels)} images, got {got}"
-        )
+        raise DataError(f"the column split needs `ids`, one client id for each of {len(labels)} images, got {got}")
     names = torch.unique(ids)
     if len(names) != clients:
         raise SettingError(f"`clients` must be {len(names)}, the number of distinct ids, got {clients}")

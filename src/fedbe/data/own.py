@@ -1,0 +1,182 @@
+"""The user's own data: a folder of class folders, an .npz, a function, a torch or a Hugging Face data set.
+
+Each becomes a `Dataset`, or a `Task` where the source brings a test part of its own.
+"""
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from fedbe.data.dataset import Dataset, Task
+from fedbe.errors import DataError
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+GREY = {"1", "L"}
+
+
+def from_folder(place: Path) -> Dataset | Task:
+    """PATH/<class>/<image>, or PATH/train/<class>/<image> and PATH/test/<class>/<image>.
+
+    All images must have one size. They become grey if all of them are, else red, green and blue.
+    """
+    if (place / "train").is_dir() and (place / "test").is_dir():
+        return Task(_class_folders(place / "train", place.name), _class_folders(place / "test", place.name))
+    return _class_folders(place, place.name)
+
+
+def _class_folders(place: Path, name: str) -> Dataset:
+    folders = sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
+    files = [(path, label) for label, folder in enumerate(folders) for path in _images(folder)]
+    if not files:
+        raise DataError(f"{place} must hold one folder of images for each class, but no such image is there")
+    try:
+        with_heads = [Image.open(path) for path, _ in files]  # reads only the header
+    except (UnidentifiedImageError, OSError) as problem:
+        raise DataError(f"{place} holds a file that is no readable image ({problem}); remove it") from problem
+    sizes = {image.size: path for image, (path, _) in zip(with_heads, files, strict=True)}
+    if len(sizes) > 1:
+        (one, a), (other, b) = list(sizes.items())[:2]
+        raise DataError(
+            f"all images must have one size, but {a} has {one[0]} × {one[1]} and {b} has {other[0]} × {other[1]} "
+            "pixels; resize them first"
+        )
+    mode = "L" if all(image.mode in GREY for image in with_heads) else "RGB"
+    for image in with_heads:
+        image.close()
+    pixels = np.stack([_pixels(path, mode) for path, _ in files])
+    labels = torch.tensor([label for _, label in files])
+    return Dataset(name, as_inputs(pixels, name), labels, tuple(folder.name for folder in folders))
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+
+
+def _pixels(path: Path, mode: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert(mode))
+    except OSError as problem:
+        raise DataError(f"{path} is not a readable image ({problem}); remove or replace it") from problem
+
+
+def from_npz(place: Path) -> Dataset | Task:
+    """`inputs` and `labels`; optional `test_inputs` and `test_labels`, `classes` (names), `clients` (ids).
+
+    The names of Keras, `x_train`, `y_train`, `x_test`, `y_test`, do as well. No array of objects is read.
+    """
+    keras = {"x_train": "inputs", "y_train": "labels", "x_test": "test_inputs", "y_test": "test_labels"}
+    try:
+        with np.load(place, allow_pickle=False) as archive:
+            arrays = {keras.get(key, key): archive[key] for key in archive.files}
+    except (OSError, ValueError, EOFError, AttributeError) as problem:
+        raise DataError(f"{place} is not an .npz of plain arrays ({problem})") from problem
+    if "inputs" not in arrays or "labels" not in arrays:
+        has = ", ".join(arrays) or "nothing"
+        raise DataError(f"{place} must hold the arrays `inputs` and `labels`, but holds {has}")
+    classes = arrays["classes"].tolist() if "classes" in arrays else None
+    clients = torch.from_numpy(arrays["clients"].astype(np.int64)) if "clients" in arrays else None
+    train = from_arrays(place.stem, arrays["inputs"], arrays["labels"], classes, clients)
+    if "test_inputs" not in arrays:
+        return train
+    return Task(train, from_arrays(place.stem, arrays["test_inputs"], arrays["test_labels"], train.classes))
+
+
+def from_function(path: str) -> Any:
+    """The result of `module:function`, called without arguments: whatever `load` takes, or (inputs, labels)."""
+    module_name, _, function_name = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as problem:
+        raise DataError(f"'{path}' must name a function as module:function, but {problem}") from problem
+    return function()
+
+
+def from_torch(data: Any, name: str) -> Dataset:
+    """A map-style torch data set of (input, label) pairs: tensors, arrays or Pillow images."""
+    pairs = [data[index][:2] for index in range(len(data))]
+    if not pairs:
+        raise DataError(f"{name} must hold (input, label) pairs, but is empty")
+    inputs = np.stack([np.asarray(value) for value, _ in pairs])
+    labels = np.array([int(label) for _, label in pairs])
+    return from_arrays(name, inputs, labels, getattr(data, "classes", None))
+
+
+def from_hugging_face(data: Any, name: str) -> Dataset:
+    """A table with `features`: the column with class names is the label, the first other column the input.
+
+    A column `client_id` of whole numbers, if there is one, gives the ids for the split "column".
+    """
+    labels = [column for column, kind in data.features.items() if hasattr(kind, "names")]
+    inputs = [column for column in data.features if column not in {*labels, "client_id"}]
+    if not labels or not inputs:
+        columns = ", ".join(data.features)
+        raise DataError(f"{name} must have a column with class names and an input column, but has {columns}")
+    column = labels[-1]  # sets with coarse and fine labels name the fine ones last
+    clients = torch.tensor(list(data["client_id"])) if "client_id" in data.features else None
+    values = np.stack([np.asarray(value) for value in data[inputs[0]]])
+    return from_arrays(name, values, np.array(list(data[column])), data.features[column].names, clients)
+
+
+def from_arrays(
+    name: str, inputs: Any, labels: Any, classes: Iterable[str] | None = None, clients: Tensor | None = None
+) -> Dataset:
+    """A data set of arrays or tensors; without `classes` they are numbered 0 … max(labels)."""
+    label = torch.as_tensor(np.asarray(labels))
+    if label.is_floating_point() or label.dtype == torch.bool:
+        raise DataError(f"{name}: labels must be whole numbers, got {label.dtype}")
+    label = label.to(torch.int64).flatten()
+    names = [str(number) for number in range(int(label.max()) + 1)] if classes is None else map(str, classes)
+    return Dataset(name, as_inputs(np.asarray(inputs), name), label, tuple(names), clients)
+
+
+def as_inputs(values: np.ndarray[Any, Any], name: str) -> Tensor:
+    """uint8 [N, H, W, C] or float32 [N, D] from the shapes and types that people have.
+
+    Images may lack the channel axis, have it first (when it is 1 or 3 and the last is not), or be floats in [0, 1].
+
+    >>> as_inputs(np.zeros((5, 3, 8, 8)), "mine").shape
+    torch.Size([5, 8, 8, 3])
+    """
+    tensor = torch.as_tensor(np.ascontiguousarray(values))
+    if tensor.dim() == 2:
+        return tensor.to(torch.float32)
+    if tensor.dim() == 3:
+        tensor = tensor[..., None]
+    if tensor.dim() != 4:
+        raise DataError(f"{name}: inputs must have 2, 3 or 4 axes (number first), got {list(tensor.shape)}")
+    if tensor.shape[1] in {1, 3} and tensor.shape[-1] not in {1, 3}:
+        tensor = tensor.permute(0, 2, 3, 1)
+    if tensor.is_floating_point():
+        if not bool(((tensor >= 0) & (tensor <= 1)).all()):
+            raise DataError(f"{name}: images of floats must lie in [0, 1]; leave normalisation to fedbe")
+        tensor = (tensor * 255).round().to(torch.uint8)
+    if tensor.dtype != torch.uint8:
+        raise DataError(f"{name}: images must be uint8 or floats in [0, 1], got {tensor.dtype}")
+    return tensor.contiguous()
+
+
+def from_object(data: Any) -> Dataset | Task:
+    """Whatever a caller or a function hands over."""
+    name = type(data).__name__.lower()
+    if isinstance(data, Dataset | Task):
+        return data
+    if isinstance(data, Mapping) and "train" in data:
+        parts = [from_object(data[part]) for part in ("train", "test") if part in data]
+        assert all(isinstance(part, Dataset) for part in parts)
+        return Task(*parts) if len(parts) == 2 else parts[0]  # type: ignore[arg-type]
+    if hasattr(data, "features"):
+        return from_hugging_face(data, name)
+    if isinstance(data, Sequence) and len(data) == 2:
+        return from_arrays("arrays", *data)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return from_torch(data, name)
+    raise DataError(
+        f"cannot read data from {type(data).__name__}; give a name, a path, a torch or Hugging Face data set"
+    )
