@@ -223,7 +223,7 @@ class TestLayout:
         module = Tied()
         named = dict(module.state_dict())
         named["second.weight"] = bad
-        with pytest.raises(StateError, match="'second.weight'"):
+        with pytest.raises(StateError, match=r"'second\.weight'"):
             Layout(module).pack(named)
 
     def test_tied_nan_is_left_for_the_guard_to_name(self):

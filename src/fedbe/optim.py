@@ -48,6 +48,9 @@ class _Group:
         if not reached:
             return
         velocity = [self._velocity.get(i) for i, _ in reached]
+        if any(v is not None for v in velocity):
+            # The kernel takes all velocities or none; 0 is what a parameter reached for the first time has.
+            velocity = [torch.zeros_like(p) if v is None else v for v, (_, p) in zip(velocity, reached, strict=True)]
         fused_sgd(
             [p for _, p in reached],
             [p.grad for _, p in reached if p.grad is not None],
