@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedbe.ensemble import Member
 from fedbe.errors import RunError
-from fedbe.simulation.files import write_whole
+from fedbe.files import write_whole
 from fedbe.simulation.round import RunState
 from fedbe.states import ModelState
 

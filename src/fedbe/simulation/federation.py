@@ -47,6 +47,7 @@ class Federation:
     """
 
     model: ModelSpec
+    classes: tuple[str, ...]
     train: Feed
     labels: Tensor
     clients: tuple[Tensor, ...]
@@ -80,6 +81,7 @@ def prepare(recipe: Recipe, seed: int, task: Task | None = None) -> Federation:
     server, server_labels, foreign = _server_part(recipe, task, train, parts.server, seed)
     return Federation(
         model=ModelSpec(recipe.model.name, len(task.train.classes), train.shape, recipe.model.settings()),
+        classes=task.train.classes,
         train=train,
         labels=labels,
         clients=parts.clients,

@@ -21,20 +21,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import safetensors.torch
 import tomli_w
 import torch
 from torch import nn
 
 import fedbe
+from fedbe import data
 from fedbe.data import Task
+from fedbe.ensemble import Member
 from fedbe.errors import RunError
+from fedbe.files import append_line, write_json, write_whole
 from fedbe.recipes import Recipe
 from fedbe.recipes.load import dump
 from fedbe.recipes.load import load as load_recipe
-from fedbe.simulation import checkpoint
+from fedbe.simulation import checkpoint, use
 from fedbe.simulation.federation import Federation, initial_weights, prepare
-from fedbe.simulation.files import append_line, write_json, write_whole
 from fedbe.simulation.round import Record, RunState, Simulation, play_round
 from fedbe.simulation.workers import Pool
 from fedbe.workbench import Plan, Workbench
@@ -76,7 +77,9 @@ def create(folder: Path, recipe: Recipe, method: str, seed: int, precision: str)
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise RunError(f"{folder} exists already: resume it with `fedbe resume {folder}` or choose another name") from None
+        raise RunError(
+            f"{folder} exists already: resume it with `fedbe resume {folder}` or choose another name"
+        ) from None
     except OSError as error:
         raise RunError(f"cannot create {folder}: {error.strerror}") from error
     write_whole(folder / "recipe.toml", tomli_w.dumps(dump(recipe)).encode())
@@ -109,6 +112,18 @@ def read_rounds(folder: Path) -> list[Record]:
         except json.JSONDecodeError:
             break
     return records
+
+
+def read_task(folder: Path) -> Task:
+    """The data of a run's recipe."""
+    return data.load(read_recipe(folder).data.source)
+
+
+def rounds_left(folder: Path) -> int:
+    """Rounds that are still to be played."""
+    info, recipe = read_info(folder), read_recipe(folder)
+    total = 1 if recipe.method_for(info.method).one_round else recipe.training.rounds
+    return 0 if info.finished else max(0, total - len(read_rounds(folder)))
 
 
 def execute(
@@ -176,9 +191,8 @@ def _forget_after(folder: Path, round: int) -> None:
 
 
 def _finish(folder: Path, sim: Simulation, state: RunState, info: RunInfo) -> None:
-    weights = sim.bench.layout.unpack(state.model)
-    contiguous = {name: t.contiguous() for name, t in weights.items()}
-    write_whole(folder / "model.safetensors", safetensors.torch.save(contiguous))
+    members = state.members or (Member("model", state.model),)
+    use.save(folder, members, sim.bench.layout, sim.federation)
     final = read_rounds(folder)[-1]
     done = {**vars(info), "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "final": final["test"]}
     write_json(folder / "run.json", done)

@@ -22,6 +22,7 @@ from fedbe.errors import FedBEError, RunError
 from fedbe.seeds import generator
 from fedbe.simulation.federation import Federation
 from fedbe.simulation.jobs import Job
+from fedbe.simulation.warm import start_method, warm_up
 from fedbe.workbench import Plan, Workbench
 
 ATTEMPTS = 3
@@ -38,20 +39,6 @@ class Failed:
 
 
 Outcome = Done | Failed
-
-
-def start_method() -> str:
-    """forkserver where there is one: torch is imported once for all workers, and no lock is copied by a fork."""
-    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-
-
-def warm_up() -> None:
-    """Start the process that workers fork from, so that it imports torch while the caller does."""
-    if start_method() == "forkserver":
-        from multiprocessing import forkserver
-
-        forkserver.set_forkserver_preload(["fedbe.simulation.workers"])
-        forkserver.ensure_running()
 
 
 class _Worker:

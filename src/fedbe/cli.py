@@ -1,0 +1,291 @@
+"""`fedbe …`: the command line. Heavy modules are imported by the commands that need them, so that help is instant."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import click
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedbe.data.cli import app as data_app
+from fedbe.errors import FedBEError, RecipeError, RunError, SettingError, nearest
+from fedbe.simulation.warm import warm_up
+
+app = typer.Typer(
+    help="Federated learning by Bayesian model ensemble: FedBE and its baselines.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.add_typer(data_app, name="data")
+out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+RecipeName = Annotated[
+    str, typer.Argument(help="A shipped recipe (`fedbe recipes`) or a TOML file.", metavar="[RECIPE]")
+]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.rounds=20.")
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes; default: one a core.")]
+Precision = Annotated[str, typer.Option(help="float32, bfloat16 or auto (bfloat16 where the processor has it).")]
+Name = Annotated[str | None, typer.Option(help="Name of the folder for the results; default: from the recipe.")]
+Runs = Annotated[Path, typer.Option(help="Where result folders are made.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing until it is done.")]
+Board = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard event files beside each run.")]
+RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
+
+
+@app.callback()
+def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
+    """main() reads --debug itself, because errors reach it after this function is gone."""
+
+
+@app.command()
+def run(
+    recipe: RecipeName = "digits",
+    method: Annotated[str | None, typer.Option(help="A method (`fedbe methods`); default: the recipe's.")] = None,
+    seed: Annotated[int, typer.Option(help="All randomness follows from it.")] = 0,
+    changes: Changes = None,
+    workers: Workers = None,
+    precision: Precision = "auto",
+    name: Name = None,
+    runs: Runs = Path("runs"),
+    quiet: Quiet = False,
+    tensorboard: Board = False,
+) -> None:
+    """Train one federation with one method."""
+    warm_up()
+    from fedbe.recipes import load
+    from fedbe.simulation import run as single
+
+    chosen = load(recipe, changes or ())
+    title = method or chosen.method
+    folder = _folder(runs, name, f"{chosen.name}-{title}-seed{seed}")
+    single.create(folder, chosen, title, seed, _precision(precision))
+    _train(folder, workers, quiet, tensorboard)
+
+
+@app.command()
+def compare(
+    recipe: RecipeName = "digits",
+    methods: Annotated[
+        str, typer.Option(help="Methods, with commas; the first is the one to compare with.")
+    ] = "fedavg,v-distillation,fedbe",
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, …")] = 3,
+    changes: Changes = None,
+    workers: Workers = None,
+    precision: Precision = "auto",
+    name: Name = None,
+    runs: Runs = Path("runs"),
+    quiet: Quiet = False,
+    tensorboard: Board = False,
+) -> None:
+    """Train several methods on the same splits from the same weights, and say which is better and how sure that is."""
+    warm_up()
+    from fedbe.recipes import load
+    from fedbe.simulation import compare as several
+
+    chosen = load(recipe, changes or ())
+    names = [m.strip() for m in methods.split(",") if m.strip()]
+    folder = _folder(runs, name, f"{chosen.name}-compare")
+    several.create(folder, chosen, names, range(seeds), _precision(precision))
+    _train(folder, workers, quiet, tensorboard)
+
+
+@app.command()
+def resume(run: RunFolder, workers: Workers = None, quiet: Quiet = False, tensorboard: Board = False) -> None:
+    """Go on with a run or a comparison that was stopped; the result is the same to the last bit."""
+    warm_up()
+    _train(run, workers, quiet, tensorboard)
+
+
+@app.command()
+def evaluate(run: RunFolder, data: Annotated[str | None, typer.Option(help="Another data source.")] = None) -> None:
+    """Measure the final model of a run on test data."""
+    from fedbe import data as sources
+    from fedbe.simulation import use
+    from fedbe.simulation.run import read_recipe
+
+    loaded = use.load(run)
+    test = sources.load(data or read_recipe(run).data.source).test
+    if test.classes != loaded.classes:
+        raise RunError(f"the model knows {len(loaded.classes)} classes, the data has other ones: {test.name}")
+    found = loaded.quality(test.inputs, test.labels)
+    out.print(f"{test.name}, {len(test)} test examples: accuracy {100 * found.accuracy:.2f} %")
+    out.print(f"nll {found.nll:.4f}, ece {found.ece:.4f}, mean confidence {100 * found.confidence:.2f} %")
+
+
+@app.command()
+def predict(run: RunFolder, images: Annotated[list[Path], typer.Argument(help="Image files.")]) -> None:
+    """Name the class of images with the final model of a run."""
+    from fedbe.simulation import use
+
+    loaded = use.load(run)
+    probabilities = loaded.probabilities(use.read_images(images, loaded.spec.shape))
+    for path, row in zip(images, probabilities, strict=True):
+        top = row.topk(min(3, len(row)))
+        guesses = ", ".join(
+            f"{loaded.classes[i]} {100 * p:.1f} %"
+            for p, i in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+        )
+        out.print(f"{path}: {guesses}")
+
+
+@app.command("methods")
+def list_methods() -> None:
+    """List every method of the catalogue."""
+    from fedbe.methods import CATALOGUE
+
+    table = _table("name", "method", "what it does")
+    for method in CATALOGUE.values():
+        table.add_row(method.name, method.title, method.summary)
+    out.print(table)
+
+
+@app.command("recipes")
+def list_recipes() -> None:
+    """List the recipes that come with fedbe."""
+    from fedbe.recipes import available, load
+
+    table = _table("name", "what it is")
+    for name in available():
+        table.add_row(name, load(name).summary)
+    out.print(table)
+
+
+@app.command()
+def show(recipe: RecipeName = "digits", changes: Changes = None) -> None:
+    """Print every setting of a recipe, resolved, as TOML."""
+    import tomli_w
+
+    from fedbe.recipes import load
+    from fedbe.recipes.load import dump
+
+    chosen = load(recipe, changes or ())
+    values = dump(chosen)
+    # What the recipe's method would run with, defaults included.
+    values["settings"] = chosen.method_for().settings()
+    typer.echo(tomli_w.dumps(values), nl=False)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _folder(runs: Path, name: str | None, default: str) -> Path:
+    """runs/NAME; a default name that is taken gets a number, a given one is refused by `create`."""
+    if name is not None:
+        return runs / name
+    taken = (runs / default).exists()
+    numbered = (runs / f"{default}-{i}" for i in range(2, 10_000))
+    return next(path for path in numbered if not path.exists()) if taken else runs / default
+
+
+def _precision(asked: str) -> str:
+    from fedbe.simulation.machine import has_bfloat16
+    from fedbe.workbench import PRECISIONS
+
+    if asked == "auto":
+        return "bfloat16" if has_bfloat16() else "float32"
+    if asked not in PRECISIONS:
+        raise SettingError(f"unknown precision '{asked}': {nearest(asked, ('auto', *PRECISIONS))}")
+    return asked
+
+
+def _train(folder: Path, workers: int | None, quiet: bool, tensorboard: bool) -> None:
+    """Train what is left of a run or a comparison and show its result, or say how to go on."""
+    from fedbe.simulation import compare as several
+    from fedbe.simulation import run as single
+    from fedbe.simulation.workers import Pool
+    from fedbe.watching import All, TensorBoard, observer
+
+    comparison = several.is_comparison(folder)
+    cells = [c for c in (several.cells(folder) if comparison else [folder]) if not single.read_info(c).finished]
+    seen = observer(sum(single.rounds_left(cell) for cell in cells), quiet=quiet, console=err)
+    if cells:
+        task = single.read_task(cells[0])
+        with _interruptible() as stopped, Pool(workers or os.cpu_count() or 1) as pool:
+            for cell in cells:
+                watchers = All([seen, TensorBoard(cell)]) if tensorboard else seen
+                if not single.execute(cell, pool, watchers, should_stop=stopped, task=task):
+                    err.print(f"stopped, nothing is lost; go on with: fedbe resume {folder}")
+                    raise typer.Exit(130)
+    _show_comparison(folder) if comparison else _show_run(folder)
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks to stop after this round, the second stops at once; what is yielded says if one came."""
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        came.append(number)
+        if len(came) > 1:
+            raise KeyboardInterrupt
+        err.print("\nstopping after this round; press Ctrl-C again to stop at once and lose this round only")
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _show_run(folder: Path) -> None:
+    from fedbe.simulation.run import read_info, read_recipe, read_rounds
+
+    info, recipe = read_info(folder), read_recipe(folder)
+    assert info.final is not None, "a finished run has a final result"
+    title = recipe.method_for(info.method).title
+    rounds = len(read_rounds(folder))
+    out.print(
+        f"[bold]{title}[/bold] on {recipe.data.source}, seed {info.seed}: test accuracy "
+        f"[bold]{100 * info.final['accuracy']:.1f} %[/bold] after {rounds} rounds. Results: {folder}"
+    )
+
+
+def _show_comparison(folder: Path) -> None:
+    from fedbe.methods import get
+    from fedbe.simulation import compare as several
+
+    rows = several.table(folder)
+    report = several.write_report(folder, rows)
+    best = max(rows, key=lambda r: r.mean).method
+    table = _table("method", "test accuracy, %", f"against {get(rows[0].method).title}", "p (paired)")
+    for row in rows:
+        style = "bold" if row.method == best else ""
+        cells = several.cells_of(row)
+        table.add_row(*(f"[{style}]{c}[/{style}]" if style and c else c for c in cells))
+    out.print(table)
+    out.print(several.verdict(rows))
+    out.print(f"report: {report}")
+
+
+def main() -> None:
+    """The entry point: every expected error is one sentence and an exit code; --debug shows the traceback."""
+    debug = "--debug" in sys.argv
+    try:
+        code = app(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = 2 if isinstance(error, click.UsageError) else 1
+    except (KeyboardInterrupt, click.Abort):
+        err.print("stopped at once; everything up to the last finished round is kept")
+        code = 130
+    except FedBEError as error:
+        if debug:
+            raise
+        err.print(f"fedbe: {error}", markup=False)
+        code = 2 if isinstance(error, SettingError | RecipeError) else 1
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,51 @@
+"""Files that are written whole or not at all."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from fedbe.errors import FedBEError, RunError
+
+
+def write_synced(path: Path, content: bytes, mode: str = "wb") -> None:
+    """Write (or, with mode "ab", append to) a file and wait until it is on the disk."""
+    with path.open(mode) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_whole(path: Path, content: bytes, error: type[FedBEError] = RunError) -> None:
+    """Replace `path` in one step: a reader, or a crash, sees the old file or the new one, never a part."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        write_synced(part, content)
+        part.replace(path)
+        _sync_folder(path.parent)
+    except OSError as problem:
+        part.unlink(missing_ok=True)
+        raise error(f"cannot write {path} ({problem.strerror}); what was there before is unharmed") from problem
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def append_line(path: Path, value: Any) -> None:
+    """Add one JSON line and wait until it is on the disk."""
+    try:
+        write_synced(path, (json.dumps(value) + "\n").encode(), "ab")
+    except OSError as problem:
+        raise RunError(f"cannot write {path} ({problem.strerror})") from problem
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in the folder last through a power cut (where folders can be synced)."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,158 @@
+"""Several methods on the same splits and the same initial weights, and how sure the difference is."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+
+from fedbe import methods
+from fedbe.errors import RunError
+from fedbe.files import write_json, write_whole
+from fedbe.recipes import Recipe
+from fedbe.simulation import run
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method's accuracies (in percent, one for each seed) and its difference to the reference method.
+
+    difference, spread: mean and standard deviation of the paired differences; chance: the two-sided p-value of a
+    paired t-test, None where there are fewer than two seeds or all differences are equal.
+    """
+
+    method: str
+    accuracies: tuple[float, ...]
+    difference: float | None = None
+    spread: float | None = None
+    chance: float | None = None
+
+    @property
+    def mean(self) -> float:
+        return mean(self.accuracies)
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation over seeds."""
+        return stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+
+def create(folder: Path, recipe: Recipe, names: Sequence[str], seeds: Sequence[int], precision: str) -> Path:
+    """Make the folder of a comparison with a run for each method and seed."""
+    for name in names:
+        recipe.method_for(name)
+    for name in names:
+        for seed in seeds:
+            run.create(_cell(folder, name, seed), recipe, name, seed, precision)
+    write_json(folder / "compare.json", {"methods": list(names), "seeds": list(seeds)})
+    return folder
+
+
+def is_comparison(folder: Path) -> bool:
+    return (folder / "compare.json").is_file()
+
+
+def cells(folder: Path) -> list[Path]:
+    """The runs of a comparison, seed by seed, so that an early stop leaves whole comparisons."""
+    plan = _plan(folder)
+    return [_cell(folder, name, seed) for seed in plan["seeds"] for name in plan["methods"]]
+
+
+def table(folder: Path, reference: str | None = None) -> list[Row]:
+    """A row for each method, in the order asked for; differences are to `reference`, the first method by default."""
+    plan = _plan(folder)
+    accuracies = {
+        name: tuple(100 * _accuracy(_cell(folder, name, seed)) for seed in plan["seeds"]) for name in plan["methods"]
+    }
+    base = reference or plan["methods"][0]
+    return [row(name, values, None if name == base else accuracies[base]) for name, values in accuracies.items()]
+
+
+def row(name: str, accuracies: tuple[float, ...], reference: tuple[float, ...] | None) -> Row:
+    """
+    >>> r = row("b", (3.0, 5.0, 4.0), (1.0, 2.0, 3.0))
+    >>> r.difference, r.spread, round(r.chance, 4)
+    (2.0, 1.0, 0.0742)
+    """
+    if reference is None:
+        return Row(name, accuracies)
+    differences = [a - b for a, b in zip(accuracies, reference, strict=True)]
+    if len(differences) < 2:
+        return Row(name, accuracies, differences[0])
+    spread = stdev(differences)
+    return Row(name, accuracies, mean(differences), spread, _chance(mean(differences), spread, len(differences)))
+
+
+def _chance(difference: float, spread: float, n: int) -> float | None:
+    if spread == 0:
+        return None
+    from scipy.stats import t
+
+    return float(2 * t.sf(abs(difference) / (spread / math.sqrt(n)), n - 1))
+
+
+def cells_of(row: Row) -> tuple[str, str, str, str]:
+    """A row as text: method, accuracy, difference, p."""
+    against = (
+        "" if row.difference is None else f"{row.difference:+.1f}" + (f" ± {row.spread:.1f}" if row.spread else "")
+    )
+    accuracy = f"{row.mean:.1f}" if row.std is None else f"{row.mean:.1f} ± {row.std:.1f}"
+    return methods.get(row.method).title, accuracy, against, "" if row.chance is None else f"{row.chance:.3f}"
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """What the table says, in a sentence, and how sure that is."""
+    best = max(rows, key=lambda r: r.mean)
+    base = methods.get(rows[0].method).title
+    title, n = methods.get(best.method).title, len(best.accuracies)
+    if best.difference is None:
+        return f"No method beats {base} here (n = {n} seeds)."
+    gain = f"{title} is {best.difference:.1f} points above {base}"
+    if best.chance is None:
+        return f"{gain} (n = {n}: too few seeds to say how sure that is)."
+    sure = "that is hardly chance" if best.chance < 0.05 else "that may be chance: try more seeds"
+    return f"{gain} (paired over n = {n} seeds, p = {best.chance:.3f}: {sure})."
+
+
+def write_report(folder: Path, rows: Sequence[Row]) -> Path:
+    """comparison.md for people and comparison.json for programs; returns the former."""
+    plan = _plan(folder)
+    recipe = run.read_recipe(cells(folder)[0])
+    info = run.read_info(cells(folder)[0])
+    lines = [
+        f"# {recipe.name}: {', '.join(methods.get(r.method).title for r in rows)}",
+        "",
+        f"Test accuracy (%) after {recipe.training.rounds} rounds, mean ± std over n = {len(plan['seeds'])} seeds "
+        f"({', '.join(map(str, plan['seeds']))}), {info.precision}, fedbe {info.made_with['fedbe']}.",
+        "",
+        f"| method | accuracy | against {methods.get(rows[0].method).title} | p (paired t-test) |",
+        "|---|---|---|---|",
+    ]
+    best = max(rows, key=lambda r: r.mean).method
+    for r in rows:
+        shown = [f"**{c}**" if r.method == best and c else c for c in cells_of(r)]
+        lines.append(f"| {' | '.join(shown)} |")
+    lines += ["", verdict(rows), ""]
+    write_json(folder / "comparison.json", [vars(r) for r in rows])
+    write_whole(folder / "comparison.md", "\n".join(lines).encode())
+    return folder / "comparison.md"
+
+
+def _plan(folder: Path) -> Mapping[str, list]:  # type: ignore[type-arg]
+    try:
+        plan: Mapping[str, list] = json.loads((folder / "compare.json").read_text())  # type: ignore[type-arg]
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder} is no comparison: {error}") from error
+    return plan
+
+
+def _cell(folder: Path, name: str, seed: int) -> Path:
+    return folder / f"{name}-seed{seed}"
+
+
+def _accuracy(cell: Path) -> float:
+    info = run.read_info(cell)
+    if info.final is None:
+        raise RunError(f"{cell} is not finished: resume it with `fedbe resume {cell.parent}`")
+    return float(info.final["accuracy"])

@@ -1,0 +1,16 @@
+"""What this machine can do."""
+
+from pathlib import Path
+
+CPU_FLAGS = Path("/proc/cpuinfo")
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last one is ARM's
+
+
+def has_bfloat16() -> bool:
+    """Does the processor compute bfloat16 in hardware? Elsewhere it is emulated and slower than float32."""
+    try:
+        text = CPU_FLAGS.read_text()
+    except OSError:
+        return False
+    lines = (line for line in text.splitlines() if line.lower().startswith(("flags", "features")))
+    return bool(BFLOAT16_FLAGS & set(next(lines, "").split()))

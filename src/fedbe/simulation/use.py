@@ -1,0 +1,128 @@
+"""Use a finished run: its model in Python, its accuracy, its predictions for images."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor, nn
+
+from fedbe.data import Feed
+from fedbe.diagnostics import Quality, quality
+from fedbe.ensemble import Member
+from fedbe.errors import DataError, RunError
+from fedbe.files import write_whole
+from fedbe.inputs import batches
+from fedbe.seeds import generator
+from fedbe.simulation.federation import Federation, ModelSpec
+from fedbe.states import Layout
+
+FILE = "model.safetensors"
+
+
+class Voting(nn.Module):
+    """Several models as one: the logarithm of their mean probabilities, which softmax turns back into the vote."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        votes = torch.stack([member(x).softmax(1) for member in self.members])
+        return votes.mean(0).log()
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A trained model with all that is needed to ask it: how inputs are normalised, what the classes are called."""
+
+    module: nn.Module
+    spec: ModelSpec
+    classes: tuple[str, ...]
+    mean: Tensor
+    std: Tensor
+
+    @torch.no_grad()
+    def probabilities(self, inputs: Tensor) -> Tensor:
+        """For raw inputs: uint8 [N, H, W, C] images or float32 [N, D] vectors."""
+        feed = Feed(inputs, mean=self.mean, std=self.std)
+        parts = [self.module(feed.batch(index)).softmax(1) for index in batches(len(feed), 250)]
+        return torch.cat(parts)
+
+    def quality(self, inputs: Tensor, labels: Tensor) -> Quality:
+        return quality(self.probabilities(inputs), labels)
+
+
+def save(folder: Path, states: Sequence[Member], layout: Layout, federation: Federation) -> None:
+    """Write the final model (several, where members vote) as one file that needs nothing else but fedbe."""
+    tensors: dict[str, Tensor] = {}
+    for i, member in enumerate(states):
+        prefix = f"member{i}." if len(states) > 1 else ""
+        tensors |= {prefix + name: t.contiguous() for name, t in layout.unpack(member.state).items()}
+    about = {
+        "model": asdict(federation.model),
+        "classes": list(federation.classes),
+        "mean": federation.train.mean.tolist(),
+        "std": federation.train.std.tolist(),
+        "members": len(states),
+    }
+    # safetensors refuses tensors that share memory; a tied weight is stored under each of its names.
+    separate = {name: t.clone() for name, t in tensors.items()}
+    write_whole(folder / FILE, safetensors.torch.save(separate, {"fedbe": json.dumps(about)}))
+
+
+def load(folder: str | Path) -> Loaded:
+    """The final model of a run."""
+    path = Path(folder) / FILE
+    if not path.is_file():
+        raise RunError(f"{folder} has no {FILE}: it is no run, or not finished (`fedbe resume {folder}`)")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            about: dict[str, Any] = json.loads(file.metadata()["fedbe"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise RunError(f"{path} cannot be read: {error}") from error
+    model = about["model"]
+    spec = ModelSpec(model["name"], model["classes"], tuple(model["shape"]), model["settings"])
+    return Loaded(
+        module=_module(spec, tensors, about["members"]),
+        spec=spec,
+        classes=tuple(about["classes"]),
+        mean=torch.tensor(about["mean"]),
+        std=torch.tensor(about["std"]),
+    )
+
+
+def _module(spec: ModelSpec, tensors: dict[str, Tensor], members: int) -> nn.Module:
+    modules = []
+    for i in range(members):
+        prefix = f"member{i}." if members > 1 else ""
+        module = spec.build(generator(0))
+        own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        module.load_state_dict(own)
+        modules.append(module)
+    return (modules[0] if members == 1 else Voting(modules)).eval()
+
+
+def read_images(paths: Sequence[Path], shape: tuple[int, ...]) -> Tensor:
+    """Image files as uint8 [N, H, W, C], resized to what the model takes."""
+    if len(shape) != 3:
+        raise DataError(f"this model takes vectors of {shape[0]} numbers, not images")
+    channels, height, width = shape
+    rows = []
+    for path in paths:
+        try:
+            with Image.open(path) as image:
+                fitted = image.convert("L" if channels == 1 else "RGB").resize((width, height))
+        except FileNotFoundError:
+            raise DataError(f"{path} does not exist") from None
+        except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+            raise DataError(f"{path} is not an image that can be read: {error}") from error
+        rows.append(np.asarray(fitted).reshape(height, width, channels))
+    return torch.from_numpy(np.stack(rows))

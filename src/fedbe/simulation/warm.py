@@ -1,0 +1,17 @@
+"""Worker processes fork from one server process; this starts it early, before this process imports torch itself."""
+
+import multiprocessing
+
+
+def start_method() -> str:
+    """forkserver where there is one: torch is imported once for all workers, and no lock is copied by a fork."""
+    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+
+def warm_up() -> None:
+    """Start the process that workers fork from, so that it imports torch while the caller does; once is enough."""
+    if start_method() == "forkserver":
+        from multiprocessing import forkserver
+
+        forkserver.set_forkserver_preload(["fedbe.simulation.workers"])
+        forkserver.ensure_running()
