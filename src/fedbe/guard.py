@@ -130,7 +130,7 @@ def _state(state: Mapping[str, Tensor] | ModelState, layout: Layout) -> ModelSta
 def _extras(
     given: Mapping[str, Mapping[str, Tensor] | Tensor], names: Sequence[str], layout: Layout
 ) -> dict[str, Tensor]:
-    if not isinstance(given, Mapping):
+    if names and not isinstance(given, Mapping):
         raise StateError(f"its extras must be a mapping, got {type(given).__name__}")
     packed = {}
     for name in names:

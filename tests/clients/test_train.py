@@ -68,7 +68,7 @@ C, OWN = 0.05, -0.02  # the control variates of server and client, everywhere
             (Prox(mu=0.3, prox_form="unsquared"),),
             lambda m, s: 0.15 * sum(a.norm() for a in _away(m, s, only="weight")),
         ),
-        ((ControlVariate(),), lambda m, s: (C - OWN) * sum(p.sum() for p in m.parameters())),
+        ((ControlVariate(),), lambda m, _: (C - OWN) * sum(p.sum() for p in m.parameters())),
         (
             (Prox(mu=0.3), ControlVariate()),
             lambda m, s: (
@@ -162,7 +162,7 @@ def test_scaffold_s_outcome_is_option_two(job):
     torch.testing.assert_close(got.extras["control"], expected - own)
 
 
-def test_frozen_parameters_stay(job, network, inputs_for):
+def test_frozen_parameters_stay(network, inputs_for):
     module = network("mlp-bn")
     module[0].weight.requires_grad_(False)
     bench = Workbench(module)

@@ -1,0 +1,146 @@
+"""What every row of the catalogue promises, whatever it computes."""
+
+import copy
+
+import pytest
+import torch
+
+import fedbe
+from fedbe import methods
+
+QUICK = {"server_epochs": 2, "server_batch": 8, "samples": 3}
+NETWORKS = ("mlp-bn", "conv-gn", "dropout-bn")
+SAMPLES = {n for n, m in methods.CATALOGUE.items() if m.needs_unlabeled and "S" in m.settings()["members"]}
+RANDOM = {n for n, m in methods.CATALOGUE.items() if m.needs_unlabeled}  # the order of batches, at least
+
+pytestmark = [pytest.mark.parametrize("method", methods.CATALOGUE), pytest.mark.parametrize("name", NETWORKS)]
+
+
+@pytest.fixture
+def make(network, inputs_for, name, method):
+    """make(seed=…): a fresh server for this method and network."""
+
+    def build(**arguments):
+        known = methods.CATALOGUE[method].settings()
+        quick = {k: v for k, v in QUICK.items() if k in known}
+        return fedbe.server(method, network(name), unlabeled=inputs_for(name), total_clients=5, **(quick | arguments))
+
+    return build
+
+
+def test_names_dtypes_shapes_and_finite_numbers(make, network, replies, name):
+    module = network(name)
+    given = module.state_dict()
+    state = make().aggregate(given, replies(module))
+    assert list(state) == list(given)
+    for key, tensor in given.items():
+        assert (state[key].dtype, state[key].shape) == (tensor.dtype, tensor.shape)
+        assert bool(torch.isfinite(state[key]).all())
+        assert not state[key].requires_grad
+    assert any(not torch.equal(state[k], given[k]) for k in given)
+    network(name).load_state_dict(state)
+    assert all(float(v.min()) >= 0 for k, v in state.items() if k.endswith("running_var"))
+
+
+def test_nothing_given_is_changed(network, inputs_for, replies, name, method):
+    module = network(name).train()
+    given, updates, inputs = module.state_dict(), replies(module), inputs_for(name)
+    before = copy.deepcopy((given, [(u.state, u.examples, u.extras) for u in updates], inputs))
+    torch.manual_seed(5)
+    rng = torch.get_rng_state()
+    quick = {k: v for k, v in QUICK.items() if k in methods.CATALOGUE[method].settings()}
+    server = fedbe.server(method, module, unlabeled=inputs, **quick)
+    state = server.aggregate(given, updates)
+    after = (given, [(u.state, u.examples, u.extras) for u in updates], inputs)
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    torch.testing.assert_close(dict(module.state_dict()), dict(before[0]), rtol=0, atol=0)
+    assert module.training
+    assert all(p.grad is None for p in module.parameters())
+    assert torch.equal(torch.get_rng_state(), rng)
+    # and the result shares no memory with what was given, so that it may be changed in place
+    for tensor in state.values():
+        tensor.zero_()
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+def test_the_seed_decides(make, network, replies, same, name, method):
+    module = network(name)
+    torch.manual_seed(1)
+    one = make(seed=3).aggregate(module.state_dict(), replies(module))
+    torch.manual_seed(2)
+    two = make(seed=3).aggregate(module.state_dict(), replies(module))
+    other = make(seed=4).aggregate(module.state_dict(), replies(module))
+    later = make(seed=3)
+    later.round = 6
+    assert same(one, two)
+    assert same(one, other) == (method not in RANDOM)
+    assert same(one, later.aggregate(module.state_dict(), replies(module))) == (method not in RANDOM)
+
+
+@pytest.mark.parametrize("ids", [(0, 1, 2), ("b", "a", 3), (None, None, None), (4, None, "x")], ids=str)
+def test_the_order_of_replies_changes_nothing(make, network, replies, same, name, ids):
+    module = network(name)
+    updates = replies(module, ids=ids)
+    servers = [make() for _ in range(2)]
+    states = [
+        server.aggregate(module.state_dict(), [updates[i] for i in order])
+        for server, order in zip(servers, ((0, 1, 2), (2, 0, 1)), strict=True)
+    ]
+    assert same(*states)
+    assert same(*(dict(server.memory) for server in servers))
+
+
+def test_memory_is_returned_and_never_changed(make, network, replies, name):
+    module = network(name)
+    server = make()
+    state = server.aggregate(module.state_dict(), replies(module))
+    first = server.memory
+    kept = {k: v.clone() for k, v in first.items()}
+    server.aggregate(state, replies(module))
+    assert all(torch.equal(first[k], kept[k]) for k in kept)
+    if kept:
+        assert server.memory is not first
+        assert any(not torch.equal(server.memory[k], kept[k]) for k in kept)
+
+
+def test_memory_and_round_are_all_that_a_run_needs_to_go_on(make, network, replies, same, name):
+    module = network(name)
+    straight = make()
+    state = straight.aggregate(module.state_dict(), replies(module))
+    saved_round = straight.round
+    saved_memory = {k: v.clone() for k, v in straight.memory.items()}
+    expected = straight.aggregate(state, replies(module))
+    resumed = make()
+    resumed.round, resumed.memory = saved_round, saved_memory
+    assert same(resumed.aggregate(state, replies(module)), expected)
+    assert resumed.round == 2
+
+
+def test_one_client_is_its_own_average(make, network, replies, same, name, method):
+    module = network(name)
+    (only,) = replies(module, ids=(0,))
+    stages = {"members": "A", "sharpening": 1.0} if methods.CATALOGUE[method].needs_unlabeled else {}
+    state = make(**stages).aggregate(module.state_dict(), [only])
+    if not stages:
+        assert same(state, dict(only.state))
+    elif name == "conv-gn":  # no statistics: learning its own predictions moves nothing (the appendix)
+        for key in state:
+            torch.testing.assert_close(state[key], only.state[key], rtol=0, atol=1e-5)
+
+
+def test_the_report(make, network, replies, name, method):
+    module = network(name)
+    labels = torch.arange(24) % 3
+    server = make(labels=labels)
+    server.aggregate(module.state_dict(), replies(module))
+    info = server.info
+    assert (info.round, info.clients, info.set_aside) == (1, (0, 1, 2), ())
+    assert {"guard", "mean"} <= set(info.step.seconds)
+    assert all(s >= 0 for s in info.step.seconds.values())
+    if methods.CATALOGUE[method].needs_unlabeled:
+        expected = 3 + (4 if method in SAMPLES else 0)
+        assert len(info.step.members) == expected
+        assert all(0 <= m.quality.accuracy <= 1 for m in info.step.members)
+        assert 0 <= info.step.ensemble.accuracy <= 1
+        assert 0 <= info.step.student.accuracy <= 1
+        assert (info.step.average is not None) == (method in SAMPLES)

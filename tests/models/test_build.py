@@ -1,0 +1,161 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedbe.errors import SettingError
+from fedbe.models import MODELS, build
+from fedbe.seeds import generator
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("resnet20", 269_722),
+        ("resnet32", 464_154),
+        ("resnet44", 658_586),
+        ("resnet56", 853_018),
+        ("convnet", 122_570),
+        ("mobilenetv2", 2_236_682),
+    ],
+)
+def test_parameters_of_the_literature(name, count):
+    assert _size(build(name, 10, (3, 32, 32), generator(0))) == count
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("name", ["resnet20", "mobilenetv2"])
+def test_either_norm_has_the_same_parameters_and_only_batch_norm_has_statistics(name, norm):
+    module = build(name, 10, (3, 32, 32), generator(0), norm=norm)
+    assert _size(module) == _size(build(name, 10, (3, 32, 32), generator(0)))
+    assert bool(list(module.buffers())) == (norm == "batch")
+    other = nn.GroupNorm if norm == "batch" else nn.BatchNorm2d
+    assert not any(isinstance(m, other) for m in module.modules())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("side", [32, 64])
+def test_small_and_larger_images(name, side):
+    module = build(name, 7, (3, side, side), generator(0)).eval()
+    with torch.no_grad():
+        logits = module(torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0)))
+    assert logits.shape == (2, 7)
+    assert bool(torch.isfinite(logits).all())
+    assert float(logits.std()) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "last"),
+    [("mobilenetv2", 32, 4), ("mobilenetv2", 64, 4), ("mobilenetv2", 128, 4), ("resnet20", 32, 8)],
+)
+def test_pixels_left_before_the_pooling(name, side, last):
+    module = build(name, 10, (3, side, side), generator(0)).eval()
+    seen = []
+    pool = next(m for m in module.modules() if isinstance(m, nn.AdaptiveAvgPool2d))
+    pool.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[-1]))
+    with torch.no_grad():
+        module(torch.zeros(1, 3, side, side))
+    assert seen == [last]
+
+
+def test_relu_after_pooling_gives_the_values_of_relu_before_it():
+    """The network as the paper's text has it, layer by layer."""
+    module = build("convnet", 10, (3, 32, 32), generator(3)).eval()
+    convs = [m for m in module.modules() if isinstance(m, nn.Conv2d)]
+    dense = [m for m in module.modules() if isinstance(m, nn.Linear)]
+    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        y = functional.max_pool2d(functional.relu(convs[0](x)), 2)
+        y = functional.max_pool2d(functional.relu(convs[1](y)), 2)
+        y = functional.relu(convs[2](y)).flatten(1)
+        y = dense[1](functional.relu(dense[0](y)))
+        torch.testing.assert_close(module(x.clone()), y)
+    assert [tuple(c.weight.shape[:2]) for c in convs] == [(32, 3), (64, 32), (64, 64)]
+
+
+@pytest.mark.parametrize("extra", [1, 3])
+def test_the_depth_study_adds_padded_convolutions(extra):
+    deeper = build("convnet", 10, (3, 32, 32), generator(0), extra_layers=extra)
+    assert _size(deeper) == 122_570 + extra * (64 * 64 * 9 + 64)
+    assert deeper(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+
+
+def test_resnet_shortcuts_have_no_parameters_and_pad_the_channels():
+    module = build("resnet20", 10, (3, 32, 32), generator(0))
+    block = next(m for m in module.modules() if getattr(m, "grown", 0) == 16)
+    for p in block.parameters():
+        nn.init.zeros_(p)  # the residual branch gives 0
+    x = torch.rand(1, 16, 8, 8) + 0.1
+    with torch.no_grad():
+        out = block.eval()(x)
+    torch.testing.assert_close(out[:, :16], x[:, :, ::2, ::2])
+    assert not out[:, 16:].any()
+
+
+def test_mlp_has_the_asked_widths():
+    module = build("mlp", 3, (2,), generator(0), hidden=(16, 8))
+    assert [tuple(m.weight.shape) for m in module.modules() if isinstance(m, nn.Linear)] == [(16, 2), (8, 16), (3, 8)]
+    assert module(torch.zeros(5, 2)).shape == (5, 3)
+    assert build("mlp", 3, (1, 8, 8), generator(0))(torch.zeros(5, 1, 8, 8)).shape == (5, 3)
+
+
+@pytest.mark.parametrize("name", ["mlp", "convnet", "resnet20", "mobilenetv2"])
+def test_weights_follow_the_generator_and_nothing_else(name):
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one = build(name, 10, (3, 32, 32), generator(0)).state_dict()
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    two = build(name, 10, (3, 32, 32), generator(0)).state_dict()
+    other = build(name, 10, (3, 32, 32), generator(1)).state_dict()
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    assert any(not torch.equal(one[k], other[k]) for k in one)
+
+
+@pytest.mark.parametrize("name", ["mlp", "convnet", "resnet20", "mobilenetv2"])
+def test_weights_are_xavier_uniform_and_biases_zero(name):
+    module = build(name, 10, (3, 32, 32), generator(0))
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            fan_in, fan_out = nn.init._calculate_fan_in_and_fan_out(layer.weight)
+            bound = math.sqrt(6 / (fan_in + fan_out))
+            largest = float(layer.weight.detach().abs().max())
+            assert 0.8 * bound < largest <= bound
+            assert layer.bias is None or not layer.bias.any()
+        elif isinstance(layer, nn.BatchNorm2d):
+            assert bool((layer.weight == 1).all())
+            assert not layer.bias.any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        (("resnet20x", 10, (3, 32, 32)), {}, "unknown model 'resnet20x': did you mean 'resnet20'"),
+        (("convnet", 1, (3, 32, 32)), {}, "`classes` must be >= 2, got 1"),
+        (("convnet", 10, (3, 8, 8)), {}, "ConvNet needs images"),
+        (("convnet", 10, (2,)), {}, "ConvNet needs images"),
+        (("resnet20", 10, (3, 4, 4)), {}, "at least 8 x 8"),
+        (("mobilenetv2", 10, (3, 8, 8)), {}, "at least 16 x 16"),
+        (("resnet20", 10, (3, 32, 32)), {"norm": "grp"}, "unknown norm 'grp': did you mean 'group'"),
+        (("resnet20", 10, (3, 32, 32)), {"norms": "group"}, "no setting 'norms': did you mean 'norm'"),
+        (("convnet", 10, (3, 32, 32)), {"extra_layers": -1}, "`extra_layers` must be >= 0"),
+        (("mlp", 10, (2,)), {"hidden": (0,)}, "`hidden` must be widths >= 1"),
+    ],
+)
+def test_errors(arguments, settings, message):
+    with pytest.raises(SettingError, match=message):
+        build(*arguments, generator(0), **settings)
+
+
+@pytest.mark.parametrize("depth", [7, 21, 2])
+def test_depths_that_are_no_resnet(depth):
+    from fedbe.models.resnet import ResNet
+
+    with pytest.raises(SettingError, match=r"`depth` must be 6n \+ 2"):
+        ResNet(depth, 10, (3, 32, 32))

@@ -1,0 +1,199 @@
+"""The policy for BatchNorm: averaged, sampled, recalibrated; and measured anew after SWA."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedbe import ClientUpdate, FedBE, ModelState
+from fedbe.ensemble import predict
+from fedbe.inputs import TensorInputs
+from fedbe.norm import invalid_variance, keep_valid, recalibrate, undecayed, with_statistics
+from fedbe.servers.context import Context, Draft, Round, StepInfo
+from fedbe.servers.teacher import Teacher
+from fedbe.updates import Update
+from fedbe.workbench import Plan, Workbench
+
+
+def _fresh(module: nn.Module, inputs: torch.Tensor, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The cumulative mean over batches of the batch mean and the unbiased batch variance before a BatchNorm1d at 1."""
+    module.eval()
+    with torch.no_grad():
+        parts = [module[0](b) for b in inputs.split(batch)]
+    return torch.stack([p.mean(0) for p in parts]).mean(0), torch.stack([p.var(0) for p in parts]).mean(0)
+
+
+def test_recalibration_is_the_mean_over_batches_of_plain_inputs(network, inputs_for):
+    module = network("mlp-bn")
+    bench = Workbench(module, Plan(batch=8))
+    inputs = inputs_for("mlp-bn", 24)
+    recalibrate(bench, TensorInputs(inputs, augment=lambda batch, _: batch + 100))
+    named = bench.layout.unpack(bench.read())
+    mean, variance = _fresh(module, inputs, 8)
+    torch.testing.assert_close(named["1.running_mean"], mean)
+    torch.testing.assert_close(named["1.running_var"], variance)
+    assert int(named["1.num_batches_tracked"]) == 3
+    assert bench.module[1].momentum == 0.1
+
+
+def test_recalibration_is_not_random(network, inputs_for):
+    """Dropout is off, as when the model is asked, and the caller's RNG is not drawn from."""
+    bench = Workbench(network("dropout-bn"), Plan(batch=8))
+    inputs = TensorInputs(inputs_for("dropout-bn", 24))
+    before = torch.get_rng_state()
+    recalibrate(bench, inputs)
+    once = bench.read()
+    recalibrate(bench, inputs)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert once.digest() == bench.read().digest()
+    mean, _ = _fresh(network("dropout-bn"), inputs.tensor, 8)
+    torch.testing.assert_close(bench.layout.unpack(once)["2.running_mean"], mean)
+
+
+def test_recalibration_leaves_parameters_and_other_layers_alone(network, inputs_for):
+    for name in ("mlp", "conv-gn"):
+        bench = Workbench(network(name))
+        before = bench.read().digest()
+        recalibrate(bench, TensorInputs(inputs_for(name)))
+        assert bench.read().digest() == before
+    bench = Workbench(network("mlp-bn"))
+    before = bench.read()
+    recalibrate(bench, TensorInputs(inputs_for("mlp-bn")))
+    assert torch.equal(bench.read().params, before.params)
+
+
+def test_momentum_is_restored_if_the_model_fails(network):
+    bench = Workbench(network("mlp-bn"))
+    with pytest.raises(RuntimeError):
+        recalibrate(bench, TensorInputs(torch.zeros(4, 3)))
+    assert bench.module[1].momentum == 0.1
+
+
+def test_after_swa_the_statistics_are_those_of_the_student_on_plain_inputs(network, inputs_for, replies):
+    module = network("mlp-bn")
+    inputs = inputs_for("mlp-bn", 24)
+    server = FedBE(module, unlabeled=inputs, augment=lambda batch, _: batch + 100, plan=Plan(batch=8), server_epochs=2)
+    state = server.aggregate(module.state_dict(), replies(module))
+    student = network("mlp-bn")
+    student.load_state_dict(state)
+    mean, variance = _fresh(student, inputs, 8)
+    torch.testing.assert_close(state["1.running_mean"], mean)
+    torch.testing.assert_close(state["1.running_var"], variance)
+
+
+@pytest.fixture
+def teach(network, inputs_for, nearby):
+    """The members that a teacher with these settings makes of three clients."""
+
+    def make(**settings):
+        module = network("mlp-bn")
+        bench = Workbench(module)
+        previous = bench.layout.pack(module.state_dict())
+        updates = [Update(i, bench.layout.pack(s), 1.0, {}) for i, s in enumerate(nearby(module))]
+        context = Context(bench, 0, 1, TensorInputs(inputs_for("mlp-bn")))
+        round = Round(updates, previous, context, StepInfo())
+        return bench, updates, list(Teacher(members="S", **settings).voters(Draft(previous, {}), round))
+
+    return make
+
+
+def test_averaged(teach):
+    _, updates, members = teach(samples=3, statistics="averaged")
+    mean = torch.stack([u.state.buffers for u in updates]).mean(0)
+    for member in members:
+        torch.testing.assert_close(member.state.buffers, mean)
+        assert not member.recalibrate
+
+
+def test_sampled(teach):
+    bench, _, members = teach(samples=3, statistics="sampled")
+    assert len({m.state.digest() for m in members}) == 3
+    assert not torch.equal(members[0].state.buffers, members[1].state.buffers)
+    assert all(invalid_variance(m.state, bench.layout) is None for m in members)
+
+
+def test_recalibrated(teach, inputs_for):
+    bench, _, (member,) = teach(samples=1, statistics="recalibrated")
+    assert member.recalibrate
+    inputs = TensorInputs(inputs_for("mlp-bn"))
+    got = predict(bench, member.state, inputs, calibrate=True)
+    bench.load(member.state)
+    recalibrate(bench, inputs)
+    torch.testing.assert_close(got, predict(bench, bench.read(), inputs))
+    assert not torch.allclose(got, predict(bench, member.state, inputs))
+
+
+@pytest.mark.parametrize("statistics", ["averaged", "sampled"])
+@pytest.mark.parametrize("posterior", ["gaussian", "gaussian-released"])
+def test_sampled_variances_are_never_below_zero(teach, posterior, statistics):
+    bench, _, members = teach(samples=20, statistics=statistics, posterior=posterior, scale=300.0)
+    slot = next(s for s in bench.layout.buffers if s.name.endswith("running_var"))
+    lowest = min(float(slot.view(m.state.buffers).min()) for m in members)
+    assert lowest == 0 if statistics == "sampled" else lowest >= 0
+
+
+def test_the_released_mean_can_leave_the_clients_range_and_is_mended(network, inputs_for, replies):
+    """A short change down and a long one sideways: last + mean length × mean direction is far below zero."""
+    module = network("mlp-bn")
+    one, two, _ = replies(module)
+    one.state["1.running_var"] = torch.tensor([0.5] + [1.0] * 7)
+    two.state["1.running_var"] = torch.tensor([1.0, 101.0] + [1.0] * 6)
+    server = FedBE(module, unlabeled=inputs_for("mlp-bn"), variant="released", statistics="averaged", server_epochs=1)
+    server.aggregate(module.state_dict(), [one, two])
+    assert server.info.step.left_out == ()
+
+
+def test_keep_valid_touches_running_variances_only():
+    module = nn.BatchNorm1d(2)
+    module.register_buffer("other_var", torch.zeros(1))
+    bench = Workbench(module)
+    assert [s.name for s in bench.layout.buffers] == ["running_mean", "running_var", "other_var"]
+    given = ModelState(torch.zeros(4), torch.tensor([-1.0, 2, -3, 4, -5]), bench.read().counters)
+    assert invalid_variance(given, bench.layout) == "running_var"
+    assert keep_valid(given, bench.layout).buffers.tolist() == [-1, 2, 0, 4, -5]
+    assert given.buffers.tolist() == [-1, 2, -3, 4, -5]
+
+
+def test_undecayed_are_the_parameters_of_normalisation_layers():
+    module = nn.Sequential(
+        nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.GroupNorm(1, 2), nn.Sequential(nn.LayerNorm(2)),
+        nn.InstanceNorm2d(2, affine=True), nn.Linear(2, 2),
+    )  # fmt: skip
+    layers = ("1", "2", "3.0", "4")
+    assert undecayed(module) == {f"{layer}.{name}" for layer in layers for name in ("weight", "bias")}
+    assert undecayed(nn.BatchNorm1d(2)) == {"weight", "bias"}
+
+
+def test_layers_without_running_statistics_need_no_measuring():
+    assert with_statistics(nn.BatchNorm1d(2, track_running_stats=False)) == []
+    assert len(with_statistics(nn.Sequential(nn.BatchNorm1d(2), nn.GroupNorm(1, 2)))) == 1
+
+
+def test_the_mean_averages_statistics_and_keeps_counters_whole(network, replies):
+    from fedbe import FedAvg
+
+    module = network("mlp-bn")
+    given = replies(module)
+    state = FedAvg(module).aggregate(module.state_dict(), given)
+    expected = sum(u.examples * u.state["1.running_var"] for u in given) / 70
+    torch.testing.assert_close(state["1.running_var"], expected)
+    assert state["1.num_batches_tracked"].dtype == torch.int64
+    assert int(state["1.num_batches_tracked"]) == 2
+
+
+def test_a_layer_used_twice_has_one_set_of_statistics(inputs_for):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+            self.norm = nn.BatchNorm1d(4)
+            self.again = self.norm
+
+        def forward(self, x):
+            return self.head(self.again(self.norm(self.first(x))))
+
+    module = Twice()
+    server = FedBE(module, unlabeled=inputs_for("mlp"), server_epochs=2)
+    state = server.aggregate(module.state_dict(), [ClientUpdate(module.state_dict(), 1)])
+    assert list(state) == list(module.state_dict())
+    assert torch.equal(state["norm.running_mean"], state["again.running_mean"])
+    module.load_state_dict(state)

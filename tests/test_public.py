@@ -1,0 +1,37 @@
+"""The public names, and what importing them costs."""
+
+import subprocess
+import sys
+
+import pytest
+
+import fedbe
+
+
+def _modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    loaded = _modules_after("import fedbe")
+    assert "fedbe" in loaded
+    assert not loaded & {"torch", "numpy", "flwr", "ray", "matplotlib", "plotly", "sklearn", "pydantic", "typer"}
+
+
+def test_the_core_needs_neither_flower_nor_pictures():
+    loaded = _modules_after("from fedbe import *; from fedbe import models, methods")
+    assert "torch" in loaded
+    assert not loaded & {"flwr", "ray", "matplotlib", "plotly", "sklearn", "pydantic", "typer"}
+
+
+@pytest.mark.parametrize("name", fedbe.__all__)
+def test_every_public_name_is_there_and_documented(name):
+    assert getattr(fedbe, name).__doc__
+    assert name in dir(fedbe)
+
+
+def test_other_names_are_not():
+    with pytest.raises(AttributeError, match="module 'fedbe' has no attribute 'FedBEE'"):
+        _ = fedbe.FedBEE

@@ -1,0 +1,70 @@
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from fedbe import Plan
+from fedbe.errors import ModelError, SettingError
+from fedbe.workbench import Workbench
+
+
+@pytest.mark.parametrize("name", ["mlp-bn", "conv-gn", "dense"])
+def test_what_is_loaded_can_be_read(network, nearby, name):
+    module = network(name)
+    bench = Workbench(module)
+    for state in nearby(module):
+        packed = bench.layout.pack(state)
+        bench.load(packed)
+        assert bench.read().digest() == packed.digest()
+
+
+def test_the_callers_module_is_never_touched(network, nearby):
+    module = network("mlp-bn").eval()
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    bench = Workbench(module)
+    bench.load(bench.layout.pack(nearby(module)[0]))
+    bench.module.train()
+    assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
+    assert not module.training
+
+
+def test_tied_weights_stay_tied():
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    module[1].weight = module[0].weight
+    bench = Workbench(module)
+    assert bench.module[1].weight is bench.module[0].weight
+    assert [n for n, _ in bench.trainable()] == ["0.weight", "0.bias", "1.bias"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_working_precision(dtype):
+    bench = Workbench(nn.Linear(3, 2).to(dtype))
+    logits = bench.logits(torch.zeros(4, 3, dtype=dtype))
+    assert logits.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+def test_whole_number_inputs_reach_an_embedding():
+    bench = Workbench(nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(8, 3)))
+    assert bench.logits(torch.tensor([[1, 2], [3, 4]])).shape == (2, 3)
+
+
+def test_a_module_that_cannot_be_copied():
+    module = nn.Linear(2, 2)
+    module.lock = threading.Lock()
+    with pytest.raises(ModelError, match="cannot be copied"):
+        Workbench(module)
+
+
+def test_not_a_module():
+    with pytest.raises(ModelError, match=r"`model` must be a torch.nn.Module, got dict"):
+        Workbench({})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"precision": "bfloat"}, "did you mean 'bfloat16'"), ({"batch": 0}, "`batch` must be >= 1")],
+)
+def test_plans(settings, message):
+    with pytest.raises(SettingError, match=message):
+        Plan(**settings)
