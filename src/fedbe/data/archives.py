@@ -60,15 +60,22 @@ def _read_zip(place: Path, wanted: Wanted) -> dict[str, bytes]:
 
 def _read_tar(place: Path, wanted: Wanted) -> dict[str, bytes]:
     budget, found = _Budget(place), {}
-    # As a stream: a bomb is met, and refused, before it is unpacked any further.
-    with tarfile.open(place, "r|*") as archive:
-        for member in archive:
+    with tarfile.open(place) as archive:
+        for member in archive:  # one by one: a bomb is refused at its name, before it is unpacked
             budget.check(member.name, member.size, plain=member.isfile() or member.isdir())
             if member.isfile() and wanted(member.name):
                 content = archive.extractfile(member)
                 assert content is not None  # it is a file
                 found[member.name] = content.read()
+        _read_to_end(archive, budget)
     return found
+
+
+def _read_to_end(archive: tarfile.TarFile, budget: "_Budget") -> None:
+    """The checksum of gzip, bzip2 and xz stands at the end, after the last member, and is checked when met."""
+    assert archive.fileobj is not None  # it is open
+    while padding := archive.fileobj.read(1 << 20):
+        budget.check("padding", len(padding), plain=True)
 
 
 class _Budget:

@@ -108,7 +108,7 @@ class Feed:
         self.mean = _per_channel("mean", mean, inputs.shape[-1])
         self.std = _per_channel("std", std, inputs.shape[-1])
         self.augment = augment
-        self.dtype = dtype
+        self.dtype = _floating(dtype)
         self._set_affine(images)
 
     def _set_affine(self, images: bool) -> None:
@@ -141,7 +141,7 @@ class Feed:
     def to(self, dtype: torch.dtype) -> Self:
         """The same data with batches in another floating type."""
         other = copy.copy(self)
-        other.dtype = dtype
+        other.dtype = _floating(dtype)
         return other
 
     def share_(self) -> Self:
@@ -172,6 +172,12 @@ class Feed:
         # would cost more in page faults than the arithmetic does.
         normal = values.to(torch.float32, copy=True)
         return torch.addcmul(self._shift, normal, self._scale, out=normal).to(self.dtype)
+
+
+def _floating(dtype: torch.dtype) -> torch.dtype:
+    if not dtype.is_floating_point:
+        raise SettingError(f"`dtype` must be a floating type such as torch.bfloat16, got {dtype}")
+    return dtype
 
 
 def _per_channel(name: str, values: Tensor, channels: int) -> Tensor:

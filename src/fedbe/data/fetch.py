@@ -117,9 +117,10 @@ def resume(url: str, part: Path, progress: Progress) -> None:
             if _connect(url, part, progress):
                 return
         except urllib.error.HTTPError as refused:
-            if refused.code != 416:  # "range not satisfiable": what is there is no beginning of this file
-                raise
-            part.unlink()
+            refused.close()
+            if refused.code != 416:
+                raise OSError(f"{url} answered {refused.code} {refused.reason}") from refused
+            part.unlink()  # "range not satisfiable": what is there is no beginning of this file
         except urllib.error.URLError as unreachable:
             raise OSError(f"{url} cannot be reached ({unreachable.reason})") from unreachable
         except (ConnectionError, TimeoutError):

@@ -4,13 +4,15 @@ Each becomes a `Dataset`, or a `Task` where the source brings a test part of its
 """
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from fedbe.data.dataset import Dataset, Task
@@ -35,20 +37,15 @@ def _class_folders(place: Path, name: str) -> Dataset:
     files = [(path, label) for label, folder in enumerate(folders) for path in _images(folder)]
     if not files:
         raise DataError(f"{place} must hold one folder of images for each class, but no such image is there")
-    try:
-        with_heads = [Image.open(path) for path, _ in files]  # reads only the header
-    except (UnidentifiedImageError, OSError) as problem:
-        raise DataError(f"{place} holds a file that is no readable image ({problem}); remove it") from problem
-    sizes = {image.size: path for image, (path, _) in zip(with_heads, files, strict=True)}
+    heads = [_head(path) for path, _ in files]
+    sizes = {size: path for (_, size), (path, _) in zip(heads, files, strict=True)}
     if len(sizes) > 1:
         (one, a), (other, b) = list(sizes.items())[:2]
         raise DataError(
             f"all images must have one size, but {a} has {one[0]} × {one[1]} and {b} has {other[0]} × {other[1]} "
             "pixels; resize them first"
         )
-    mode = "L" if all(image.mode in GREY for image in with_heads) else "RGB"
-    for image in with_heads:
-        image.close()
+    mode = "L" if all(mode in GREY for mode, _ in heads) else "RGB"
     pixels = np.stack([_pixels(path, mode) for path, _ in files])
     labels = torch.tensor([label for _, label in files])
     return Dataset(name, as_inputs(pixels, name), labels, tuple(folder.name for folder in folders))
@@ -58,12 +55,24 @@ def _images(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
 
 
-def _pixels(path: Path, mode: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
     try:
         with Image.open(path) as image:
-            return np.asarray(image.convert(mode))
+            yield image
     except OSError as problem:
         raise DataError(f"{path} is not a readable image ({problem}); remove or replace it") from problem
+
+
+def _head(path: Path) -> tuple[str, tuple[int, int]]:
+    """Mode and size of an image, without decoding it."""
+    with _opened(path) as image:
+        return image.mode, image.size
+
+
+def _pixels(path: Path, mode: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    with _opened(path) as image:
+        return np.asarray(image.convert(mode))
 
 
 def from_npz(place: Path) -> Dataset | Task:
@@ -73,9 +82,9 @@ def from_npz(place: Path) -> Dataset | Task:
     """
     keras = {"x_train": "inputs", "y_train": "labels", "x_test": "test_inputs", "y_test": "test_labels"}
     try:
-        with np.load(place, allow_pickle=False) as archive:
+        with place.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {keras.get(key, key): archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, AttributeError) as problem:
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as problem:
         raise DataError(f"{place} is not an .npz of plain arrays ({problem})") from problem
     if "inputs" not in arrays or "labels" not in arrays:
         has = ", ".join(arrays) or "nothing"
@@ -95,6 +104,8 @@ def from_function(path: str) -> Any:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as problem:
         raise DataError(f"'{path}' must name a function as module:function, but {problem}") from problem
+    if not callable(function):
+        raise DataError(f"'{path}' must name a function as module:function, but is a {type(function).__name__}")
     return function()
 
 

@@ -5,6 +5,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
@@ -19,23 +20,23 @@ CLIENTS_SHOWN, CLASSES_SHOWN = 40, 20  # that a terminal has room for
 INK, GREY, PALE, TEAL = "#1f2933", "#7b8794", "#e4e7eb", "#0f766e"
 
 
-def in_terminal(counts: Tensor, classes: tuple[str, ...], title: str) -> Table:
-    """The split, int64 [clients, classes], as a table of bubbles."""
+def in_terminal(counts: Tensor, classes: tuple[str, ...], title: str) -> Group:
+    """The split, int64 [clients, classes], as a table of bubbles between a title and a legend."""
     largest, (clients, labels) = max(1, int(counts.max())), counts.shape
     shown = counts[:CLIENTS_SHOWN, :CLASSES_SHOWN].tolist()
-    caption = f"· up to {math.ceil(largest / 5):,}   ⬤ up to {largest:,} images of a class"
-    if clients > CLIENTS_SHOWN or labels > CLASSES_SHOWN:
-        caption += f"\n{len(shown)} of {clients} clients, {len(shown[0])} of {labels} classes; all in the PNG"
-    table = Table(title=title, caption=caption, title_style="bold", box=None, padding=(0, 1, 0, 0))
-    table.add_column("client", justify="right", style="dim")
     roomy = labels <= 12  # names fit; else columns carry the number of the class
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("client", justify="right", style="dim")
     for label in range(len(shown[0])):
         table.add_column(_short(classes[label]) if roomy else str(label), justify="center", no_wrap=True)
     table.add_column("images", justify="right")
     for client, row in enumerate(shown):
         cells = [Text(bubble(count, largest), style="cyan") for count in row]
         table.add_row(str(client), *cells, f"{int(counts[client].sum()):,}")
-    return table
+    legend = f"· up to {math.ceil(largest / 5):,}   ⬤ up to {largest:,} images of a class"
+    if clients > CLIENTS_SHOWN or labels > CLASSES_SHOWN:
+        legend += f"; {len(shown)} of {clients} clients, {len(shown[0])} of {labels} classes"
+    return Group(Text(title, style="bold"), table, Text(legend, style="dim"))
 
 
 def bubble(count: int, largest: int) -> str:
@@ -48,7 +49,7 @@ def bubble(count: int, largest: int) -> str:
 
 
 def _short(name: str) -> str:
-    return name.split(",")[0][:12]
+    return name.split(",")[0][:14]
 
 
 def to_png(counts: Tensor, classes: tuple[str, ...], title: str, path: Path) -> None:
@@ -65,7 +66,7 @@ def to_png(counts: Tensor, classes: tuple[str, ...], title: str, path: Path) -> 
     axes = figure.add_subplot()
     _draw(axes, counts, 0.88 * 72 * cell, font)
     _label(axes, counts, classes, min(font, 60 * cell))
-    axes.set_title(title, loc="left", fontsize=1.3 * font, fontweight="bold", color=INK, pad=1.3 * font)
+    figure.suptitle(title, x=0.03, ha="left", fontsize=1.3 * font, fontweight="bold", color=INK)
     memory = BytesIO()
     FigureCanvasAgg(figure).print_png(memory)  # type: ignore[no-untyped-call]
     write_file(path, memory.getvalue())

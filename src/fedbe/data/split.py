@@ -104,7 +104,7 @@ def _step(
 ) -> Sequence[Tensor]:
     """Of class c with n_c images, each of its minor clients has `minor_images`, or all of them together
     n_c·(1 − major_share); its major clients share the rest. Where that does not divide, the images left over
-    go one each to those clients that have fewest so far. A class that is major for nobody (with fewer than
+    go one each to those clients that have fewest. A class that is major for nobody (with fewer than
     classes / major_classes clients) is spread over all clients.
     """
     if minor_images is not None and major_share is not None:
@@ -114,18 +114,17 @@ def _step(
     each = 10 if minor_images is None else minor_images
     counts = torch.bincount(labels[rest], minlength=int(labels.max()) + 1)
     major = _majors(clients, len(counts), major_classes, draw)
-    table = torch.zeros(clients, len(counts), dtype=torch.int64)
+    piles: list[tuple[int, int, Tensor]] = []  # class, images, the clients who share them
     for c, count in enumerate(counts.tolist()):
         majors, minors = major[:, c].nonzero().flatten(), (~major[:, c]).nonzero().flatten()
         if not len(majors) or not len(minors):
-            _spread(table, c, count, torch.arange(clients))
+            piles.append((c, count, torch.arange(clients)))
             continue
         if major_share is None:
             _check_minor(c, count, clients, each)
         to_minors = each * len(minors) if major_share is None else round(count * (1 - major_share))
-        _spread(table, c, to_minors, minors)
-        _spread(table, c, count - to_minors, majors)
-    return _deal(labels, rest, table, draw)
+        piles += [(c, to_minors, minors), (c, count - to_minors, majors)]
+    return _deal(labels, rest, _spread(piles, clients, len(counts)), draw)
 
 
 def _majors(clients: int, classes: int, major_classes: int, draw: torch.Generator) -> Tensor:
@@ -151,12 +150,15 @@ def _check_minor(label: int, count: int, clients: int, minor_images: int) -> Non
         )
 
 
-def _spread(table: Tensor, label: int, count: int, takers: Tensor) -> None:
-    """Give `count` images of one class evenly to some clients; what is left over to those who have least."""
-    each, left = divmod(count, len(takers))
-    poorest = table[takers].sum(1).argsort(stable=True)[:left]
-    table[takers, label] += each
-    table[takers[poorest], label] += 1
+def _spread(piles: Sequence[tuple[int, int, Tensor]], clients: int, classes: int) -> Tensor:
+    """Share each pile evenly, then what is left over with those who have fewest: int64 [clients, classes]."""
+    table = torch.zeros(clients, classes, dtype=torch.int64)
+    for label, count, takers in piles:
+        table[takers, label] += count // len(takers)
+    for label, count, takers in piles:
+        poorest = table[takers].sum(1).argsort(stable=True)[: count % len(takers)]
+        table[takers[poorest], label] += 1
+    return table
 
 
 def _dirichlet(

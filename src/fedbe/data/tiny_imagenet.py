@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from fedbe.data.archives import read_files
 from fedbe.data.dataset import Dataset, Task
@@ -62,5 +62,5 @@ def _pixels(content: bytes, path: Path) -> np.ndarray[tuple[int, ...], np.dtype[
     try:
         # Some of the images are grey; convert makes them three channels like the rest.
         return np.asarray(Image.open(BytesIO(content)).convert("RGB"))
-    except (UnidentifiedImageError, OSError) as problem:
+    except OSError as problem:
         raise DataError(f"{path} is not a readable image ({problem}); download the set again") from problem

@@ -1,0 +1,73 @@
+import warnings
+
+import pytest
+from PIL import Image
+
+from fedbe.errors import DataError, SettingError
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer 0.20 uses names that click's last version deprecates
+    from typer.testing import CliRunner
+
+    from fedbe.data.cli import app
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:click")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def test_list_says_what_is_known_and_what_is_here(tmp_path, monkeypatch, cifar_binary):
+    cifar_binary(tmp_path / "cifar-10-batches-bin", "cifar10")
+    monkeypatch.setenv("FEDBE_DATA", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "120")
+    rows = {line.split()[0]: line for line in run("list").output.splitlines() if line.strip()}
+    for name in ("digits", "swissroll", "cifar10", "cifar100", "tiny-imagenet", "mnist", "fashion-mnist"):
+        assert name in rows
+    assert "yes   170 MB" in rows["cifar10"]
+    assert "no    169 MB" in rows["cifar100"]
+    assert "MIT" in rows["fashion-mnist"]
+
+
+def test_show_prints_and_writes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    done = run("show", "digits", "--split", "step", "--clients", 5, "--minor-images", 2, "--server", 100)
+    assert done.exit_code == 0
+    assert "digits, step split: 5 clients, 100 images at the server" in done.output
+    assert "written: digits-step.png" in done.output
+    with Image.open(tmp_path / "digits-step.png") as picture:
+        assert picture.width > 500
+
+
+def test_show_has_every_setting_and_follows_the_seed(tmp_path):
+    target = tmp_path / "split.png"
+    one, other = (
+        run("show", "digits", "--split", "dirichlet", "--alpha", 1, "--seed", s, "--to", target) for s in (0, 1)
+    )
+    assert one.output != other.output
+    done = run("show", "swissroll", "--clients", 3, "--major-classes", 1, "--major-share", 0.8, "--to", target)
+    assert done.exit_code == 0
+    assert target.exists()
+
+
+def test_errors_reach_the_caller(tmp_path):
+    with pytest.raises(SettingError, match="`major_classes` must be"):
+        run("show", "digits", "--major-classes", 11, "--to", tmp_path / "x.png")
+    with pytest.raises(DataError, match="no column of client ids"):
+        run("show", "digits", "--split", "column", "--to", tmp_path / "x.png")
+    with pytest.raises(DataError, match="unknown data set"):
+        run("get", "imagenet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_get_tells_how_far_it_is_and_where_it_went(tmp_path, monkeypatch):
+    def get(name, root, progress):
+        progress("file.gz", 50, 100)
+        progress("file.gz", 100, 100)
+        return root / name
+
+    monkeypatch.setattr("fedbe.data.cli.fetch.get", get)
+    done = run("get", "mnist", "--to", tmp_path)
+    assert f"mnist is in {tmp_path / 'mnist'}" in done.output

