@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         VDistillation,
         server,
     )
+    from fedbe.simulation.use import load
     from fedbe.states import Layout, ModelState, Moments
     from fedbe.updates import ClientUpdate
     from fedbe.workbench import Plan
@@ -35,6 +36,7 @@ _HOMES = {
     "fedbe.servers.door": (
         "FedAvg", "FedAvgM", "FedBE", "FedProx", "OneEnsemble", "Scaffold", "Server", "VDistillation", "server",
     ),
+    "fedbe.simulation.use": ("load",),
     "fedbe.states": ("Layout", "ModelState", "Moments"),
     "fedbe.updates": ("ClientUpdate",),
     "fedbe.workbench": ("Plan",),
@@ -60,6 +62,7 @@ __all__ = [
     "Scaffold",
     "Server",
     "VDistillation",
+    "load",
     "server",
 ]
 

@@ -114,7 +114,7 @@ def evaluate(run: RunFolder, data: Annotated[str | None, typer.Option(help="Anot
     from fedbe.simulation import use
     from fedbe.simulation.run import read_recipe
 
-    loaded = use.load(run)
+    loaded = use.open_run(run)
     test = sources.load(data or read_recipe(run).data.source).test
     if test.classes != loaded.classes:
         raise RunError(f"the model knows {len(loaded.classes)} classes, the data has other ones: {test.name}")
@@ -128,7 +128,7 @@ def predict(run: RunFolder, images: Annotated[list[Path], typer.Argument(help="I
     """Name the class of images with the final model of a run."""
     from fedbe.simulation import use
 
-    loaded = use.load(run)
+    loaded = use.open_run(run)
     probabilities = loaded.probabilities(use.read_images(images, loaded.spec.shape))
     for path, row in zip(images, probabilities, strict=True):
         top = row.topk(min(3, len(row)))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from fedbe.ensemble import Member
@@ -34,9 +35,10 @@ def save(folder: Path, state: RunState, identity: Identity) -> Path:
         "identity": dict(identity),
         "members": [[m.name, m.recalibrate] for m in state.members],
     }
-    contiguous = {name: t.contiguous() for name, t in tensors.items()}
+    # safetensors refuses tensors that share memory, as a member and the model may.
+    separate = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     path = folder / f"checkpoint-{state.round:06d}.safetensors"
-    write_whole(path, safetensors.torch.save(contiguous, {"fedbe": json.dumps(header)}))
+    write_whole(path, safetensors.torch.save(separate, {"fedbe": json.dumps(header)}))
     for old in found(folder)[KEPT:]:
         old.unlink(missing_ok=True)
     return path

@@ -77,8 +77,8 @@ def save(folder: Path, states: Sequence[Member], layout: Layout, federation: Fed
     write_whole(folder / FILE, safetensors.torch.save(separate, {"fedbe": json.dumps(about)}))
 
 
-def load(folder: str | Path) -> Loaded:
-    """The final model of a run."""
+def open_run(folder: str | Path) -> Loaded:
+    """The final model of a run, with all that is needed to ask it."""
     path = Path(folder) / FILE
     if not path.is_file():
         raise RunError(f"{folder} has no {FILE}: it is no run, or not finished (`fedbe resume {folder}`)")
@@ -97,6 +97,11 @@ def load(folder: str | Path) -> Loaded:
         mean=torch.tensor(about["mean"]),
         std=torch.tensor(about["std"]),
     )
+
+
+def load(folder: str | Path) -> nn.Module:
+    """The final model of a run as a module in evaluation mode; it takes normalised inputs."""
+    return open_run(folder).module
 
 
 def _module(spec: ModelSpec, tensors: dict[str, Tensor], members: int) -> nn.Module:

@@ -1,0 +1,81 @@
+"""Recipes: what is shipped, what is refused and in which words."""
+
+from pathlib import Path
+
+import pytest
+
+from fedbe.errors import RecipeError
+from fedbe.recipes import available, load, override
+from fedbe.recipes.load import dump
+
+
+@pytest.mark.parametrize("name", available())
+def test_every_shipped_recipe_is_valid_and_says_what_it_is(name: str) -> None:
+    recipe = load(name)
+    assert recipe.name == name
+    assert recipe.summary
+
+
+def test_a_change_reaches_its_place() -> None:
+    recipe = load("digits", ["training.rounds=7", "method=fedavg", "settings.samples=4", "model.hidden=[8, 8]"])
+    assert (recipe.training.rounds, recipe.method, recipe.settings["samples"]) == (7, "fedavg", 4)
+    assert recipe.model.settings() == {"hidden": [8, 8]}
+    assert load("digits").training.rounds != 7
+
+
+def test_a_range_of_epochs_is_a_pair() -> None:
+    assert load("digits", ["training.epochs=[1, 20]"]).training.epochs == (1, 20)
+
+
+def test_one_method_can_have_its_own_setting() -> None:
+    recipe = load("digits", ["settings.samples=4", "method_settings.fedbe.samples=6"])
+    assert recipe.method_for("fedbe").settings()["samples"] == 6
+    assert recipe.method_for("fedbe-sgd").settings()["samples"] == 4
+
+
+def test_the_released_variant_changes_the_method() -> None:
+    assert load("digits", ["variant=released"]).method_for("fedbe").settings()["loss"] == "kl_over_classes"
+
+
+def test_what_is_dumped_is_the_same_recipe() -> None:
+    recipe = load("digits", ["training.epochs=[1, 20]"])
+    assert override(recipe, []) == recipe
+    assert "unlabeled" not in dump(recipe)["data"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("training.round=3", "unknown setting 'training.round': did you mean 'rounds'?"),
+        ("metod=fedavg", "unknown setting 'metod': did you mean 'method'?"),
+        ("method=fedbee", "unknown method 'fedbee': did you mean 'fedbe'?"),
+        ("settings.sample=3", "no method has a setting 'sample': did you mean 'samples'?"),
+        ("method_settings.fedavg.mu=1", "FedAvg has no setting 'mu': it has none"),
+        ("settings.members=SAX", "`members` must be one or more of"),
+        ("training.rounds=0", "'training.rounds': input should be greater than or equal to 1, got 0"),
+        ("training.rounds=many", "'training.rounds': input should be a valid integer"),
+        ("training.epochs=[5, 1]", "epochs must be [low, high], got [5, 1]"),
+        ("training.schedule=papr", "unknown schedule 'papr': did you mean 'paper'?"),
+        ("training.clients_per_round=11", "clients_per_round is 11, but there are only 10 clients"),
+        ("data.unlabeled_size=5", "unlabeled_size needs unlabeled"),
+        ("split.kind=stepp", "'split.kind': input should be 'iid', 'step', 'dirichlet' or 'column', got 'stepp'"),
+        ("evaluation.ensemble=XY", "'evaluation.ensemble': string should match pattern"),
+        ("rounds", "a change must look like training.rounds=20, got 'rounds'"),
+        ("name.first=x", "cannot set 'name.first': 'name' is a value, not a table"),
+        ("variant=mine", "unknown variant 'mine'"),
+    ],
+)
+def test_what_cannot_work_gets_one_sentence(change: str, sentence: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load("digits", [change])
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_that_is_not_there_or_not_toml(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no recipe 'digit': did you mean 'digits'"):
+        load("digit")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[data")
+    with pytest.raises(RecipeError, match="is not valid TOML"):
+        load(broken)

@@ -1,0 +1,281 @@
+"""Runs as folders: what they hold, partial participation, bad clients, use of the result."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import fedbe
+from fedbe import data
+from fedbe.errors import AggregationError, DataError, RecipeError, RunError
+from fedbe.recipes import Recipe, load, override
+from fedbe.simulation import run, use
+from fedbe.simulation.federation import prepare
+from fedbe.simulation.round import Simulation
+from fedbe.simulation.workers import Pool
+
+Play = Callable[..., Path]
+
+
+def test_a_folder_holds_all_that_a_result_needs(play: Play) -> None:
+    folder = play("whole", "fedbe")
+    info = run.read_info(folder)
+    assert (info.method, info.seed, info.precision) == ("fedbe", 0, "float32")
+    assert {"fedbe", "commit", "torch", "python", "machine"} <= set(info.made_with)
+    records = run.read_rounds(folder)
+    assert [r["round"] for r in records] == [1, 2, 3]
+    assert info.final == records[-1]["test"]
+    last = records[-1]
+    for name in ("test", "test_average", "test_ensemble"):
+        assert {"accuracy", "nll", "ece", "confidence"} <= set(last[name])
+    assert len(last["test_clients"]) == len(last["clients"]) == 3
+    assert {"average", "ensemble", "student", "disagreement", "members"} <= set(last["server"])
+    assert {"train", "fit", "ensemble", "distill", "test", "round"} <= set(last["seconds"])
+    assert last["memory_mb"]["main"] > 0
+
+
+def test_bytes_are_those_of_a_real_network(play: Play) -> None:
+    # digits through 16 hidden units: 64·16 + 16 + 16·10 + 10 = 1,210 numbers of 4 bytes, to and from 3 clients
+    last = run.read_rounds(play("plain", "fedavg"))[-1]
+    assert last["bytes"] == {"down": 3 * 1210 * 4, "up": 3 * 1210 * 4}
+    # SCAFFOLD's control variates double it
+    last = run.read_rounds(play("controls", "scaffold"))[-1]
+    assert last["bytes"] == {"down": 2 * 3 * 1210 * 4, "up": 2 * 3 * 1210 * 4}
+
+
+def test_the_average_in_the_record_is_what_the_student_started_from(play: Play) -> None:
+    """FedBE's first round starts like FedAvg's: its average has FedAvg's accuracy."""
+    fedavg, fedbe_run = (run.read_rounds(play(m, m))[0] for m in ("fedavg", "fedbe"))
+    assert fedbe_run["test_average"] == fedavg["test"]
+    assert fedbe_run["test"] != fedavg["test"]
+
+
+def test_the_cohort_is_a_function_of_seed_and_round(play: Play) -> None:
+    cohorts = [r["clients"] for r in run.read_rounds(play("a", "fedavg"))]
+    assert cohorts == [r["clients"] for r in run.read_rounds(play("b", "fedavg"))]
+    other = [r["clients"] for r in run.read_rounds(play("c", "fedavg", seed=5))]
+    assert cohorts != other
+    assert all(len(set(c)) == 3 for c in cohorts)
+
+
+def test_a_thousand_clients_of_whom_ten_take_part(play: Play, small: Recipe) -> None:
+    many = override(
+        small,
+        ["split.kind=iid", "split.clients=1000", "training.clients_per_round=10", "training.rounds=2"],
+    )
+    many = many.model_copy(
+        update={"split": many.split.model_copy(update={"major_classes": None, "minor_images": None})}
+    )
+    folder = play("many", "scaffold", recipe=many)
+    records = run.read_rounds(folder)
+    assert all(len(r["clients"]) == 10 for r in records)
+    assert len({c for r in records for c in r["clients"]}) > 10
+
+
+def test_clients_can_have_epochs_of_their_own(small: Recipe, pool: Pool) -> None:
+    recipe = override(small, ["training.epochs=[1, 20]", "split.clients=10", "training.clients_per_round=10"])
+    sim = Simulation(recipe, recipe.method_for(), 0, prepare(recipe, 0), None, pool)  # type: ignore[arg-type]
+    drawn = [sim.epochs(c) for c in range(10)]
+    assert drawn == [sim.epochs(c) for c in range(10)]
+    assert len(set(drawn)) > 3
+    assert all(1 <= e <= 20 for e in drawn)
+
+
+def test_one_round_methods_play_one_long_round(play: Play) -> None:
+    folder = play("long", "1-ensemble")
+    (record,) = run.read_rounds(folder)
+    assert record["test"]["accuracy"] == pytest.approx(record_vote(folder))
+
+
+def record_vote(folder: Path) -> float:
+    """1-Ensemble's accuracy, computed from the saved members."""
+    test = data.load("digits").test
+    return use.open_run(folder).quality(test.inputs, test.labels).accuracy
+
+
+@pytest.mark.parametrize("method", ["fedavg", "1-ensemble"])
+def test_the_saved_model_gives_the_recorded_accuracy(method: str, play: Play) -> None:
+    folder = play(method, method)
+    final = run.read_info(folder).final
+    assert final is not None
+    assert record_vote(folder) == pytest.approx(final["accuracy"])
+
+
+def test_load_gives_the_module_back(play: Play) -> None:
+    folder = play("fedavg", "fedavg")
+    module = fedbe.load(folder)
+    assert isinstance(module, torch.nn.Module)
+    assert not module.training
+    assert module(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_predicting_image_files(play: Play, tmp_path: Path) -> None:
+    loaded = use.open_run(play("fedavg", "fedavg"))
+    test = data.load("digits").test
+    big = Image.fromarray(test.inputs[0, :, :, 0].numpy()).resize((80, 80), Image.Resampling.NEAREST)
+    big.save(tmp_path / "digit.png")
+    images = use.read_images([tmp_path / "digit.png"], loaded.spec.shape)
+    assert images.shape == (1, 8, 8, 1)
+    (tmp_path / "text.png").write_text("no image")
+    with pytest.raises(DataError, match=r"text\.png is not an image"):
+        use.read_images([tmp_path / "text.png"], loaded.spec.shape)
+    with pytest.raises(DataError, match="does not exist"):
+        use.read_images([tmp_path / "none.png"], loaded.spec.shape)
+
+
+def test_an_unfinished_or_foreign_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"has no model\.safetensors"):
+        use.open_run(tmp_path)
+    with pytest.raises(RunError, match="is no run"):
+        run.read_info(tmp_path)
+
+
+def test_a_taken_name_is_refused(play: Play, small: Recipe) -> None:
+    folder = play("taken", "fedavg")
+    with pytest.raises(RunError, match="exists already: resume it"):
+        run.create(folder, small, "fedavg", 0, "float32")
+
+
+def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path: Path, small: Recipe) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot create"):
+        run.create(tmp_path / "file" / "run", small, "fedavg", 0, "float32")
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, small: Recipe, pool: Pool, silent: object) -> None:
+    """A limit on file sizes is a full disk that needs no disk: the checkpoint cannot be written."""
+    folder = run.create(tmp_path / "full", small, "fedavg", 0, "float32")
+    stop_after_one = iter([False, True])
+    run.execute(folder, pool, silent, should_stop=lambda: next(stop_after_one))  # type: ignore[arg-type]
+    before = {p.name: p.read_bytes() for p in folder.glob("checkpoint-*")}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class FillsTheDisk(type(silent)):  # type: ignore[misc]
+        def phase(self, round: int, phase: str, done: int, total: int) -> None:  # noqa: ARG002
+            if phase == "evaluate":
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+
+    try:
+        with pytest.raises(RunError, match=r"cannot write .*(checkpoint-000002|rounds)"):
+            run.execute(folder, pool, FillsTheDisk())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {p.name: p.read_bytes() for p in folder.glob("checkpoint-*")} == before
+    assert not list(folder.glob(".*.part"))
+    assert run.execute(folder, pool, silent)  # type: ignore[arg-type]
+
+
+def test_two_processes_must_not_train_one_run(tmp_path: Path, small: Recipe, pool: Pool, silent: object) -> None:
+    folder = run.create(tmp_path / "locked", small, "fedavg", 0, "float32")
+    holder = (
+        "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(folder / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(RunError, match="is being trained by another process"):
+            run.execute(folder, pool, silent)  # type: ignore[arg-type]
+        other.communicate()
+
+
+OWN = '''
+"""A user's own model and data."""
+import os
+import numpy as np
+import torch
+from torch import nn
+
+
+def model(classes, shape, width=8):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], width), nn.ReLU(), nn.Linear(width, classes))
+
+
+def breaks(classes, shape):
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(shape[0], classes)
+
+        def forward(self, x):
+            raise RuntimeError("no forward today")
+
+    return Broken()
+
+
+def no_module(classes, shape):
+    return 3
+
+
+def arrays():
+    draw = np.random.default_rng(0)
+    labels = np.arange(300) % 3
+    return (draw.normal(size=(300, 4)) + labels[:, None]).astype(np.float32), labels
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    (tmp_path / "own_for_tests.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = tmp_path / "own.toml"
+    recipe.write_text(
+        'data = {source = "own_for_tests:arrays", server = 60}\n'
+        'split = {kind = "iid", clients = 3}\nmodel = {name = "own_for_tests:model", width = 12}\n'
+        "training = {rounds = 2, epochs = 1}\nsettings = {server_epochs = 2}\n"
+    )
+    return load(recipe)
+
+
+def test_a_recipe_can_name_the_users_own_model_and_data(own: Recipe, play: Play) -> None:
+    with Pool(1) as workers:
+        folder = play("own", "fedbe", recipe=own, workers=workers)
+    assert fedbe.load(folder)[1].out_features == 12
+
+
+def test_a_model_that_fails_everywhere_ends_the_run_with_its_reason(own: Recipe, play: Play) -> None:
+    broken = own.model_copy(update={"model": type(own.model)(name="own_for_tests:breaks")})
+    with Pool(1) as workers, pytest.raises(AggregationError, match=r"no client finished round 1.*no forward today"):
+        play("broken", "fedavg", recipe=broken, workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("own_for_tests:no_module", "must return a torch.nn.Module, got int"),
+        ("own_for_tests:nothing", "must be module:function that Python can import"),
+        ("no_such_module:model", "must be module:function that Python can import"),
+    ],
+)
+def test_a_model_that_is_none_is_refused(own: Recipe, name: str, sentence: str, play: Play, pool: Pool) -> None:
+    other = own.model_copy(update={"model": type(own.model)(name=name)})
+    with pytest.raises(RecipeError, match=sentence):
+        play("none", "fedavg", recipe=other, workers=pool)
+
+
+def test_a_method_that_distils_needs_server_images(play: Play, small: Recipe) -> None:
+    with pytest.raises(RunError, match="FedBE needs images at the server"):
+        play("bare", "fedbe", recipe=override(small, ["data.server=0"]))
+
+
+def test_a_cut_last_line_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "rounds.jsonl").write_text(json.dumps({"round": 1}) + '\n{"round": 2, "te')
+    assert run.read_rounds(tmp_path) == [{"round": 1}]
+
+
+def test_the_environment_is_not_changed(play: Play) -> None:
+    before = np.random.default_rng(0).bit_generator.state, torch.random.get_rng_state(), dict(os.environ)
+    play("clean", "fedbe")
+    assert torch.equal(torch.random.get_rng_state(), before[1])
+    assert dict(os.environ) == before[2]
