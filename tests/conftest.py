@@ -117,7 +117,9 @@ def nearby() -> Callable[..., list[State]]:
                     moved[name] = tensor + i
                     continue
                 noise = torch.randn(tensor.shape, generator=draw) * spread
-                moved[name] = (tensor + noise.to(tensor.dtype)).clamp_min(1e-2 if "running_var" in name else -9e9)
+                moved[name] = tensor + noise.to(tensor.dtype)
+                if "running_var" in name:
+                    moved[name].clamp_(min=1e-2)
             found.append(moved)
         return found
 

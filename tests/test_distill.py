@@ -167,7 +167,7 @@ def test_learning_ones_own_predictions_moves_nothing(network, inputs_for, name, 
     That holds where the student predicts in training as it did when asked. With BatchNorm it does not: training uses
     the batch's statistics, the vote the running ones.
     """
-    module, bench, start, inputs, _ = _problem(network, inputs_for, name)
+    _, bench, start, inputs, _ = _problem(network, inputs_for, name)
     targets = sharpen(predict(bench, start, TensorInputs(inputs)), 1.0)
     settings = DistillSettings(server_epochs=5, server_batch=8, server_lr=0.1, server_lr_min=0.05)
     student = distill(bench, start, TensorInputs(inputs), targets, settings, generator(0))

@@ -160,7 +160,7 @@ class TestDoubles:
         server.aggregate(module.state_dict(), replies(module, ids=("1", 1, "a")))
         assert server.info.clients == (1, "1", "a")
 
-    def test_without_ids_equal_updates_all_count(self, module, replies, same):
+    def test_without_ids_equal_updates_all_count(self, module, replies):
         one, two, _ = replies(module, ids=(None, None, None))
         server = FedAvg(module)
         got = server.aggregate(module.state_dict(), [one, one, two])

@@ -196,8 +196,9 @@ class TestDistill:
     @pytest.mark.parametrize(
         "change",
         [
-            {"sharpening": 1.0}, {"members": "C"}, {"posterior": "dirichlet"}, {"scale": 0.1}, {"loss": "kl_over_classes"},
-            {"optimizer": "sgd"}, {"server_momentum": 0.0}, {"server_weight_decay": 0.1}, {"posterior": "gaussian-released"},
+            {"sharpening": 1.0}, {"members": "C"}, {"posterior": "dirichlet"}, {"posterior": "gaussian-released"},
+            {"scale": 0.1}, {"loss": "kl_over_classes"}, {"optimizer": "sgd"}, {"server_momentum": 0.0},
+            {"server_weight_decay": 0.1},
         ],
         ids=str,
     )  # fmt: skip
