@@ -49,3 +49,8 @@ def test_swissroll_divides_into_80_10_10():
     labels = load("swissroll").train.labels
     parts = split("step", labels, clients=3, server=300, seed=0, major_classes=1, major_share=0.8)
     assert sorted(parts.counts(labels, 3)[0].tolist()) == [30, 30, 240]
+
+
+def test_embedded_data_stays_what_it_was():
+    assert load("digits").test.digest()[:16] == "eedaeef06b4595b9"
+    assert load("swissroll").train.digest()[:16] == "1dcb418d220d8dfa"

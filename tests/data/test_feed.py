@@ -104,6 +104,12 @@ def test_corners_and_directions_are_uniform():
     torch.testing.assert_close(counts, expected, atol=0.008, rtol=0)
 
 
+def test_an_empty_batch_is_empty():
+    feed = Feed(PIXELS, augment=Augment())
+    none = torch.zeros(0, dtype=torch.int64)
+    assert feed.batch(none, generator(0)).shape == feed.batch(none).shape == (0, 3, 8, 6)
+
+
 def test_same_generator_same_batch_other_generator_other():
     feed = Feed(PIXELS, augment=Augment())
     assert torch.equal(feed.batch(EVERY, generator(5)), feed.batch(EVERY, generator(5)))
@@ -169,7 +175,10 @@ def test_worker_processes_read_the_same_memory(tmp_path, monkeypatch):
     work = importlib.import_module("feed_worker").work
     pixels = PIXELS.clone()
     pixels[0, 0, 0, 0] = 0
-    feed = Feed(pixels, mean=ZERO, std=ONE).share_()
+    feed = Feed(pixels, mean=ZERO, std=ONE)
+    assert not feed._inputs.is_shared()
+    assert feed.share_() is feed
+    assert feed._inputs.is_shared()
     context = torch.multiprocessing.get_context("spawn")
     answers = context.Queue()
     worker = context.Process(target=work, args=(feed.select(torch.tensor([0, 3])), answers))
@@ -177,7 +186,6 @@ def test_worker_processes_read_the_same_memory(tmp_path, monkeypatch):
     shared, total = answers.get(timeout=60)
     worker.join()
     assert shared
-    assert feed._inputs.is_shared()
     assert feed._inputs[0, 0, 0, 0] == 77
     assert total == pytest.approx(plain(pixels[3:4]).sum().item(), rel=1e-5)
 

@@ -159,7 +159,7 @@ class Feed:
         rows = index if self._rows is None else self._rows[index]
         if self._inputs.dim() == 2:
             return self._normalise(self._inputs.index_select(0, rows))
-        if generator is None or self.augment is None:
+        if generator is None or self.augment is None or not len(rows):
             pixels = self._inputs.index_select(0, rows)
         else:
             pixels = _crop_and_flip(self._inputs, rows, self.augment, generator)
