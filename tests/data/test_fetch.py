@@ -227,6 +227,30 @@ def test_what_is_there_but_wrong_is_refused_and_left_alone(tmp_path, server, mon
     assert (place / "data_batch_1.bin").read_bytes() == b"damaged"
 
 
+def test_an_archive_put_there_by_hand_is_checked_and_enough(tmp_path, server, monkeypatch, cifar_binary):
+    files = small_cifar(tmp_path, cifar_binary)
+    made(server, monkeypatch, "cifar10", files, "cifar-10-binary.tar.gz", tar_of(files))
+    (tmp_path / "home").mkdir()
+    archive = tmp_path / "home" / "cifar-10-binary.tar.gz"
+    archive.write_bytes(server.files["cifar-10-binary.tar.gz"])
+    assert fetch.get("cifar10", tmp_path / "home") == archive
+    assert server.asked == []
+    archive.write_bytes(b"another")
+    with pytest.raises(DataError, match="not the official cifar10"):
+        fetch.get("cifar10", tmp_path / "home")
+
+
+def test_a_second_run_goes_on_from_the_first(tmp_path, server, monkeypatch):
+    made(server, monkeypatch, "tiny-imagenet", {}, "tiny-imagenet-200.zip", BODY)
+    server.limits = [1000] * fetch.ATTEMPTS
+    with pytest.raises(DataError, match="broke off 5 times"):
+        fetch.get("tiny-imagenet", tmp_path)
+    assert not (tmp_path / "tiny-imagenet-200.zip").exists()
+    assert fetch.get("tiny-imagenet", tmp_path).read_bytes() == BODY
+    assert server.asked[-1] == "bytes=5000-"
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny-imagenet-200.zip"]
+
+
 def test_names_that_cannot_be_fetched():
     with pytest.raises(DataError, match="unknown data set 'cifar11': did you mean 'cifar10'"):
         fetch.get("cifar11")

@@ -104,7 +104,7 @@ def test_npz_never_unpickles(tmp_path):
 def test_npz_without_the_names_and_damaged(tmp_path):
     path = tmp_path / "mine.npz"
     np.savez(path, pixels=IMAGES)
-    with pytest.raises(DataError, match="must hold the arrays `inputs` and `labels`, but holds pixels"):
+    with pytest.raises(DataError, match=r"must hold `inputs` and `labels`.*but holds pixels"):
         load(path)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match=r"not an \.npz of plain arrays"):
@@ -197,6 +197,33 @@ def test_hugging_face_parts():
     assert len(load({"train": Table(10)}).test) == 2
 
 
+def test_hugging_face_finest_labels_count():
+    table = Table(10)
+    table.features["coarse"] = type("Coarse", (), {"names": ("animal",)})()
+    table.columns["coarse"] = [0] * 10
+    assert load(table).train.classes == ("cat", "dog")
+
+
+def test_hugging_face_images_of_two_sizes_are_named():
+    table = Table(10)
+    table.columns["img"][3] = Image.new("RGB", (5, 4))
+    with pytest.raises(DataError, match=r"must have one shape, got \[4, 4, 3\] and \[4, 5, 3\]"):
+        load(table)
+
+
+def test_a_torch_data_set_of_dicts_is_named():
+    with pytest.raises(DataError, match=r"pairs, got a dict"):
+        load(torch.utils.data.StackDataset(image=torch.zeros(9, 2), label=torch.zeros(9)))
+
+
+def test_client_ids_may_be_words(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, inputs=np.zeros((10, 2)), labels=LABELS, clients=["eve"] * 5 + ["bob"] * 5)
+    task = load(path)
+    ids = torch.cat([task.train.clients, task.test.clients])
+    assert torch.bincount(ids).tolist() == [5, 5]
+
+
 def test_a_table_without_class_names_is_named():
     table = Table(4)
     table.features = {"text": object()}
@@ -250,5 +277,5 @@ def test_tasks_and_datasets_pass_through():
 def test_too_few_to_hold_out():
     with pytest.raises(DataError, match="must have 5 examples or more"):
         load((np.zeros((4, 2)), np.zeros(4, int)))
-    with pytest.raises(DataError, match="is empty"):
+    with pytest.raises(DataError, match=r"must hold \(input, label\) pairs, got nothing"):
         load(torch.utils.data.TensorDataset(torch.zeros(0, 2), torch.zeros(0)))

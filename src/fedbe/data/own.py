@@ -86,12 +86,11 @@ def from_npz(place: Path) -> Dataset | Task:
             arrays = {keras.get(key, key): archive[key] for key in archive.files}
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as problem:
         raise DataError(f"{place} is not an .npz of plain arrays ({problem})") from problem
-    if "inputs" not in arrays or "labels" not in arrays:
+    if not {"inputs", "labels"} <= set(arrays) or ("test_inputs" in arrays) != ("test_labels" in arrays):
         has = ", ".join(arrays) or "nothing"
-        raise DataError(f"{place} must hold the arrays `inputs` and `labels`, but holds {has}")
+        raise DataError(f"{place} must hold `inputs` and `labels`, and both or none for the test, but holds {has}")
     classes = arrays["classes"].tolist() if "classes" in arrays else None
-    clients = torch.from_numpy(arrays["clients"].astype(np.int64)) if "clients" in arrays else None
-    train = from_arrays(place.stem, arrays["inputs"], arrays["labels"], classes, clients)
+    train = from_arrays(place.stem, arrays["inputs"], arrays["labels"], classes, arrays.get("clients"))
     if "test_inputs" not in arrays:
         return train
     return Task(train, from_arrays(place.stem, arrays["test_inputs"], arrays["test_labels"], train.classes))
@@ -111,40 +110,58 @@ def from_function(path: str) -> Any:
 
 def from_torch(data: Any, name: str) -> Dataset:
     """A map-style torch data set of (input, label) pairs: tensors, arrays or Pillow images."""
-    pairs = [data[index][:2] for index in range(len(data))]
-    if not pairs:
-        raise DataError(f"{name} must hold (input, label) pairs, but is empty")
-    inputs = np.stack([np.asarray(value) for value, _ in pairs])
-    labels = np.array([int(label) for _, label in pairs])
-    return from_arrays(name, inputs, labels, getattr(data, "classes", None))
+    pairs = [data[index] for index in range(len(data))]
+    if not pairs or not isinstance(pairs[0], tuple | list) or len(pairs[0]) < 2:
+        got = f"a {type(pairs[0]).__name__}" if pairs else "nothing"
+        raise DataError(f"{name} must hold (input, label) pairs, got {got}")
+    labels = np.array([int(pair[1]) for pair in pairs])
+    return from_arrays(name, _stacked([pair[0] for pair in pairs], name), labels, getattr(data, "classes", None))
 
 
 def from_hugging_face(data: Any, name: str) -> Dataset:
     """A table with `features`: the column with class names is the label, the first other column the input.
 
-    A column `client_id` of whole numbers, if there is one, gives the ids for the split "column".
+    Of several (coarse and fine) labels the finest counts. A column `client_id` gives the ids for the split "column".
     """
     labels = [column for column, kind in data.features.items() if hasattr(kind, "names")]
     inputs = [column for column in data.features if column not in {*labels, "client_id"}]
     if not labels or not inputs:
         columns = ", ".join(data.features)
         raise DataError(f"{name} must have a column with class names and an input column, but has {columns}")
-    column = labels[-1]  # sets with coarse and fine labels name the fine ones last
-    clients = torch.tensor(list(data["client_id"])) if "client_id" in data.features else None
-    values = np.stack([np.asarray(value) for value in data[inputs[0]]])
-    return from_arrays(name, values, np.array(list(data[column])), data.features[column].names, clients)
+    label = max(labels, key=lambda column: len(data.features[column].names))
+    clients = np.array(list(data["client_id"])) if "client_id" in data.features else None
+    values = _stacked(data[inputs[0]], name)
+    return from_arrays(name, values, np.array(list(data[label])), data.features[label].names, clients)
+
+
+def _stacked(values: Iterable[Any], name: str) -> np.ndarray[Any, Any]:
+    arrays = [np.asarray(value) for value in values]
+    shapes = sorted({array.shape for array in arrays})
+    if len(shapes) != 1:
+        got = f"{list(shapes[0])} and {list(shapes[1])}" if shapes else "none"
+        raise DataError(f"{name}: all inputs must have one shape, got {got}; resize them first")
+    return np.stack(arrays)
 
 
 def from_arrays(
-    name: str, inputs: Any, labels: Any, classes: Iterable[str] | None = None, clients: Tensor | None = None
+    name: str, inputs: Any, labels: Any, classes: Iterable[str] | None = None, clients: Any = None
 ) -> Dataset:
     """A data set of arrays or tensors; without `classes` they are numbered 0 … max(labels)."""
-    label = torch.as_tensor(np.asarray(labels))
-    if label.is_floating_point() or label.dtype == torch.bool:
-        raise DataError(f"{name}: labels must be whole numbers, got {label.dtype}")
-    label = label.to(torch.int64).flatten()
+    given = np.asarray(labels)
+    if given.dtype.kind not in "iu" or not given.size:
+        raise DataError(f"{name}: labels must be whole numbers, got {given.dtype} {list(given.shape)}")
+    label = torch.from_numpy(given.astype(np.int64)).flatten()
     names = [str(number) for number in range(int(label.max()) + 1)] if classes is None else map(str, classes)
-    return Dataset(name, as_inputs(np.asarray(inputs), name), label, tuple(names), clients)
+    return Dataset(name, as_inputs(np.asarray(inputs), name), label, tuple(names), _client_ids(clients))
+
+
+def _client_ids(values: Any) -> Tensor | None:
+    """Ids of any kind that sorts; those that are no whole numbers are numbered in their order."""
+    if values is None:
+        return None
+    ids = np.asarray(values)
+    numbers = ids if ids.dtype.kind in "iu" else np.unique(ids, return_inverse=True)[1]
+    return torch.from_numpy(numbers.astype(np.int64))
 
 
 def as_inputs(values: np.ndarray[Any, Any], name: str) -> Tensor:

@@ -42,7 +42,7 @@ class _Array:
 def read_plain(content: bytes, name: str) -> Any:
     """The dict, list, number, text or uint8 array that a plain pickle spells out; anything else is refused."""
     try:
-        return _finished(_run(content))
+        return _finished(_run(content), {})
     except DataError as problem:
         raise DataError(f"{name} is not a plain batch file: {problem}") from problem
     except Exception as problem:
@@ -144,12 +144,19 @@ def _fill(target: Any, state: Any) -> None:
     target.value = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
-def _finished(value: Any) -> Any:
-    """The value with arrays in place of their construction, and every byte string as text."""
-    if isinstance(value, dict):
-        return {_finished(key): _finished(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finished(part) for part in value]
+def _finished(value: Any, done: dict[int, Any]) -> Any:
+    """The value with arrays in place of their construction, and every byte string as text.
+
+    A list that the file names many times is finished once (`done`, by identity), so that a small file of lists of
+    lists of the same list cannot ask for endless work.
+    """
+    if isinstance(value, dict | list | tuple):
+        if id(value) not in done:
+            if isinstance(value, dict):
+                done[id(value)] = {_finished(key, done): _finished(part, done) for key, part in value.items()}
+            else:
+                done[id(value)] = [_finished(part, done) for part in value]
+        return done[id(value)]
     if isinstance(value, _Array):
         return value.value
     return value.decode("latin-1") if isinstance(value, bytes) else value
