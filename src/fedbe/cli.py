@@ -238,6 +238,9 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
     before = signal.signal(signal.SIGINT, note)
     try:
         yield lambda: bool(came)
+    except KeyboardInterrupt:
+        err.print("stopped at once; everything up to the last finished round is kept")
+        raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -281,7 +284,6 @@ def main() -> None:
         error.show()
         code = 2 if isinstance(error, click.UsageError) else 1
     except (KeyboardInterrupt, click.Abort):
-        err.print("stopped at once; everything up to the last finished round is kept")
         code = 130
     except FedBEError as error:
         if debug:

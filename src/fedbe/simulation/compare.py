@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from fedbe import methods
-from fedbe.errors import RunError
+from fedbe.errors import RunError, SettingError
 from fedbe.files import write_json, write_whole
 from fedbe.recipes import Recipe
 from fedbe.simulation import run
@@ -40,6 +40,10 @@ class Row:
 
 def create(folder: Path, recipe: Recipe, names: Sequence[str], seeds: Sequence[int], precision: str) -> Path:
     """Make the folder of a comparison with a run for each method and seed."""
+    if not names:
+        raise SettingError("name at least one method to compare, like --methods fedavg,fedbe")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise SettingError(f"'{twice[0]}' is named twice in the methods to compare")
     for name in names:
         recipe.method_for(name)
     for name in names:
@@ -85,7 +89,7 @@ def row(name: str, accuracies: tuple[float, ...], reference: tuple[float, ...] |
 
 
 def _chance(difference: float, spread: float, n: int) -> float | None:
-    if spread == 0:
+    if spread < 1e-9:  # equal differences, but for rounding: there is no spread to judge them by
         return None
     from scipy.stats import t
 

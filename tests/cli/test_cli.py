@@ -1,0 +1,245 @@
+"""The command line as a user meets it: real processes, a real pseudo-terminal, real signals."""
+
+import os
+import pty
+import random
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fedbe import cli
+from fedbe.simulation import run
+
+FEDBE = (sys.executable, "-m", "fedbe")
+QUICK = ("--set", "training.rounds=3", "--set", "training.epochs=1", "--set", "settings.server_epochs=2")
+# Some tenths of a second a round: slow enough to be caught in the middle.
+SLOW = ("--set", "training.rounds=6", "--set", "training.epochs=30", "--set", "settings.server_epochs=5")
+
+
+def fedbe(*arguments: str, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*FEDBE, *arguments], cwd=cwd, capture_output=True, text=True, timeout=timeout)
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The entry point in this process: for what fails before anything is trained."""
+    monkeypatch.setattr(sys, "argv", ["fedbe", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return int(caught.value.code or 0)
+
+
+class Terminal:
+    """A process in a pseudo-terminal, to type into and to read from."""
+
+    def __init__(self, arguments: Sequence[str], cwd: Path) -> None:
+        self.pid, self._screen = pty.fork()
+        if self.pid == 0:
+            os.chdir(cwd)
+            os.environ["COLUMNS"] = "120"
+            os.execv(sys.executable, [*FEDBE, *arguments])
+        self.text = ""
+
+    def read_until(self, pattern: str, timeout: float = 60) -> None:
+        until = time.monotonic() + timeout
+        while not re.search(pattern, self.text):
+            assert time.monotonic() < until, f"'{pattern}' did not come in {timeout} s; the screen:\n{self.text}"
+            self._read()
+
+    def _read(self) -> bool:
+        ready, _, _ = select.select([self._screen], [], [], 0.2)
+        if not ready:
+            return True
+        try:
+            more = os.read(self._screen, 65536)
+        except OSError:  # Linux says EIO when the other side has closed
+            return False
+        self.text += more.decode(errors="replace")
+        return bool(more)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._screen, keys)
+
+    def wait(self) -> int:
+        while self._read():
+            pass
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self._screen)
+        return os.waitstatus_to_exitcode(status)
+
+
+def test_run_in_a_pipe_prints_a_line_a_round_and_the_result(tmp_path: Path) -> None:
+    done = fedbe("run", *QUICK, "--method", "fedavg", "--seed", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "FedAvg, seed 3: round 3/3: accuracy" in done.stderr
+    assert re.search(r"FedAvg on digits, seed 3: test accuracy \d+\.\d % after 3 rounds", done.stdout)
+    folder = tmp_path / "runs" / "digits-fedavg-seed3"
+    assert run.read_info(folder).final is not None
+    again = fedbe("resume", str(folder), "--quiet", cwd=tmp_path)
+    assert (again.returncode, again.stderr, again.stdout) == (0, "", done.stdout.replace("runs/", f"{tmp_path}/runs/"))
+    assert fedbe("evaluate", str(folder), cwd=tmp_path).stdout.startswith("digits, 359 test examples: accuracy")
+
+
+def test_compare_says_which_is_better_and_where_the_report_is(tmp_path: Path) -> None:
+    done = fedbe("compare", *QUICK, "--methods", "fedavg,fedbe", "--seeds", "2", "-q", "--tensorboard", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "n = 2" in done.stdout
+    report = tmp_path / "runs" / "digits-compare" / "comparison.md"
+    assert f"report: {report.relative_to(tmp_path)}" in done.stdout
+    assert "n = 2 seeds (0, 1)" in report.read_text()
+    assert "| FedAvg |" in report.read_text() or "| **FedAvg** |" in report.read_text()
+    events = list((tmp_path / "runs" / "digits-compare" / "fedbe-seed1" / "tensorboard").glob("events.*"))
+    assert _scalars(events[0])["test/accuracy"] == pytest.approx(
+        [r["test"]["accuracy"] for r in run.read_rounds(events[0].parent.parent)]
+    )
+
+
+def _scalars(path: Path) -> dict[str, list[float]]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tensorboard's own imports warn
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(path))
+        events.Reload()
+    return {tag: [e.value for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_ctrl_c_stops_after_the_round_and_resume_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    straight = fedbe("run", *SLOW, "--name", "straight", "-q", cwd=tmp_path)
+    assert straight.returncode == 0, straight.stderr
+    screen = Terminal(["run", *SLOW, "--name", "stopped"], tmp_path)
+    screen.read_until(r"2/6")
+    screen.type(b"\x03")
+    screen.read_until("stopping after this round")
+    assert screen.wait() == 130
+    assert "fedbe resume runs/stopped" in screen.text
+    assert "Traceback" not in screen.text
+    played = len(run.read_rounds(tmp_path / "runs" / "stopped"))
+    assert 0 < played < 6
+    again = Terminal(["resume", "runs/stopped"], tmp_path)
+    assert again.wait() == 0
+    assert "test accuracy" in again.text
+    assert _same(tmp_path / "runs" / "straight", tmp_path / "runs" / "stopped")
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    endless = ("--set", "training.rounds=2", "--set", "training.epochs=100000")
+    screen = Terminal(["run", *endless, "--name", "long"], tmp_path)
+    screen.read_until("clients train")
+    screen.type(b"\x03")
+    screen.read_until("press Ctrl-C again")
+    screen.type(b"\x03")
+    assert screen.wait() == 130
+    assert "stopped at once" in screen.text
+    assert "Traceback" not in screen.text
+
+
+def test_kill_9_at_random_moments_and_resume_is_a_straight_run(tmp_path: Path) -> None:
+    settings = (*SLOW, "--method", "fedbe+scaffold", "-q")
+    straight = fedbe("run", *settings, "--name", "straight", cwd=tmp_path)
+    assert straight.returncode == 0, straight.stderr
+    moments = random.Random(5)
+    arguments = ["run", *settings, "--name", "killed"]
+    folder = tmp_path / "runs" / "killed"
+    for kill in range(3):
+        with subprocess.Popen([*FEDBE, *arguments], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+            _wait_for(lambda n=kill + 1: len(run.read_rounds(folder)) >= n)
+            time.sleep(moments.uniform(0, 0.6))
+            process.send_signal(signal.SIGKILL)
+        arguments = ["resume", str(folder), "-q"]
+    assert fedbe(*arguments, cwd=tmp_path).returncode == 0
+    assert _same(tmp_path / "runs" / "straight", folder)
+
+
+def _wait_for(condition, timeout: float = 60) -> None:  # type: ignore[no-untyped-def]
+    until = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def _same(a: Path, b: Path) -> bool:
+    return (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("run", "nosuch"), 2, "fedbe: no recipe 'nosuch'"),
+        (("run", "--set", "training.round=1"), 2, "did you mean 'rounds'?"),
+        (("run", "--method", "fedbee"), 2, "unknown method 'fedbee': did you mean 'fedbe'?"),
+        (("run", "--precision", "float16"), 2, "unknown precision 'float16'"),
+        (("compare", "--methods", "fedavg,fedbo"), 2, "unknown method 'fedbo'"),
+        (("compare", "--methods", ","), 2, "name at least one method"),
+        (("compare", "--methods", "fedavg,fedavg"), 2, "'fedavg' is named twice"),
+        (("run", "--workers", "0"), 2, "Invalid value for '--workers'"),
+        (("resume", "nowhere"), 1, "nowhere is no run"),
+        (("evaluate", "nowhere"), 1, "nowhere has no model.safetensors"),
+        (("predict", "nowhere", "a.png"), 1, "nowhere has no model.safetensors"),
+        (("nonsense",), 2, "No such command 'nonsense'"),
+    ],
+)
+def test_mistakes_get_one_sentence_and_an_exit_code(
+    arguments: tuple[str, ...],
+    code: int,
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, *arguments) == code
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    failed = fedbe("--debug", "run", "nosuch", cwd=tmp_path)
+    assert failed.returncode == 1
+    assert "Traceback" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("methods",), ["1-ensemble", "fedbe+scaffold", "FedBE (w/o SWA)"]),
+        (("recipes",), ["digits", "cifar10-step", "swissroll"]),
+        (("show", "digits", "--set", "training.rounds=7"), ["rounds = 7", "sharpening = 2.0", 'source = "digits"']),
+        (("--help",), ["run", "compare", "resume", "evaluate", "predict", "methods", "recipes", "show", "data"]),
+    ],
+)
+def test_lists(
+    arguments: tuple[str, ...],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call(monkeypatch, *arguments) == 0
+    said = capsys.readouterr().out
+    assert [word for word in words if word not in said] == []
+
+
+def test_what_show_prints_is_a_recipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from fedbe.recipes import load
+
+    call(monkeypatch, "show", "cifar10-step")
+    (tmp_path / "mine.toml").write_text(capsys.readouterr().out)
+    assert load(tmp_path / "mine.toml").method_for() == load("cifar10-step").method_for()
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys, fedbe.cli; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
