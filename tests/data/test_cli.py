@@ -1,17 +1,9 @@
-import warnings
-
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
+from fedbe.data.cli import app
 from fedbe.errors import DataError, SettingError
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer 0.20 uses names that click's last version deprecates
-    from typer.testing import CliRunner
-
-    from fedbe.data.cli import app
-
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:click")
 
 
 def run(*arguments):

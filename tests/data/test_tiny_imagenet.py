@@ -49,6 +49,14 @@ def test_what_is_missing_is_named(tmp_path, tiny_tree, path):
         load("tiny-imagenet", root=tmp_path)
 
 
+def test_an_image_of_another_size_is_named(tmp_path, tiny_tree):
+    tree = tmp_path / "tiny-imagenet-200"
+    tiny_tree(tree)
+    Image.new("RGB", (65, 64)).save(tree / "val" / "images" / "val_0.JPEG", "JPEG")
+    with pytest.raises(DataError, match=r"val_0\.JPEG must have 64 × 64 pixels, got 65 × 64"):
+        load("tiny-imagenet", root=tmp_path)
+
+
 def test_a_broken_image_is_named(tmp_path, tiny_tree):
     tree = tmp_path / "tiny-imagenet-200"
     tiny_tree(tree)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedbe import seeds
+from fedbe.data.dataset import Task
 from fedbe.data.registry import load
 from fedbe.errors import DataError, SettingError
 
@@ -43,15 +44,23 @@ def unlabeled(
         )
     if foreign.train.inputs.dim() != 4:
         raise DataError(f"unlabeled data must be images, but {name} has vectors")
-    pool = torch.cat([foreign.train.inputs, foreign.test.inputs])
-    keep = torch.ones(len(pool), dtype=torch.bool)
+    keep = torch.ones(len(foreign.train) + len(foreign.test), dtype=torch.bool)
     shared = torch.tensor(SHARED.get((task, name), ()), dtype=torch.int64)
-    keep[shared[shared < len(pool)]] = False
+    keep[shared[shared < len(keep)]] = False
     left = keep.nonzero().flatten()
     if size is not None and not 1 <= size <= len(left):
         raise SettingError(f"`size` must be 1 … {len(left)}, the number of images in {name}, got {size}")
     order = torch.randperm(len(left), generator=seeds.generator(seed, role="unlabeled"))
-    return fit(pool.index_select(0, left[order[:size]]), like)
+    return fit(_gather(foreign, left[order[:size]]), like)
+
+
+def _gather(task: Task, places: Tensor) -> Tensor:
+    """The images at `places` in (training images, then test images), without a copy of all of them."""
+    images = torch.empty(len(places), *task.train.inputs.shape[1:], dtype=torch.uint8)
+    first = places < len(task.train)
+    images[first] = task.train.inputs[places[first]]
+    images[~first] = task.test.inputs[places[~first] - len(task.train)]
+    return images
 
 
 def fit(images: Tensor, like: tuple[int, int, int]) -> Tensor:
