@@ -1,0 +1,145 @@
+"""A federated round against the machine's limit and against a plain loop, interleaved in one run.
+
+(a) attainable: the same network's forward + backward + update on batches that lie ready, best layout, one
+    single-threaded process a core
+(b) ours: ten clients, ConvNet or ResNet-20, batch 40, one epoch, augmentation; with and without evaluation
+(c) plain: a PyTorch loop as a user would write it (DataLoader, default threads and layout, float32)
+"""
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fedbe.data import Dataset, Task
+from fedbe.recipes import Recipe, load
+from fedbe.simulation import run
+from fedbe.simulation.federation import prepare
+from fedbe.simulation.machine import has_bfloat16
+from fedbe.simulation.round import RunState, play_round
+from fedbe.simulation.workers import Pool
+
+REPEATS = 3
+CLIENTS = 10
+IMAGES = {"convnet": 4000, "resnet20": 400}  # a client; ResNet-20 is five times slower
+CORES = os.cpu_count() or 1
+
+
+def synthetic() -> Task:
+    """Noise in the shape of CIFAR-10: speed does not depend on what is in the images."""
+    draw = torch.Generator().manual_seed(0)
+
+    def part(name: str, count: int) -> Dataset:
+        pixels = torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8, generator=draw)
+        return Dataset(name, pixels, torch.arange(count) % 10, tuple("abcdefghij"))
+
+    return Task(part("noise", 50_000), part("noise-test", 10_000))
+
+
+def recipe(model: str) -> Recipe:
+    left_out = 50_000 - CLIENTS * IMAGES[model]
+    changes = (f"model.name={model}", "training.epochs=1", "training.rounds=1000", f"data.server={left_out}")
+    return load("cifar10-step", changes)
+
+
+def ours(pool: Pool, task: Task, model: str, precision: str, evaluated: bool) -> float:
+    """Images a second over one whole round."""
+    chosen = recipe(model)
+    if not evaluated:
+        chosen = chosen.model_copy(update={"evaluation": chosen.evaluation.model_copy(update={"every": 999})})
+    info = run.RunInfo("fedavg", 0, precision, {}, "")
+    sim = run.simulation(chosen, info, prepare(chosen, 0, task), pool)
+    state = RunState(0, sim.bench.read())
+    warm = chosen.model_copy(update={"training": chosen.training.model_copy(update={"clients_per_round": CORES})})
+    play_round(replace(sim, recipe=warm), state, lambda *_: None)
+    begin = time.perf_counter()
+    play_round(sim, state, lambda *_: None)
+    return CLIENTS * IMAGES[model] / (time.perf_counter() - begin)
+
+
+def attainable(model: str, precision: str) -> float:
+    """Images a second of all cores together."""
+    steps = {"convnet": 150, "resnet20": 20}[model]
+    command = [sys.executable, "-m", "benchmarks.attainable", model, precision, str(steps)]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(CORES)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    times = [float(process.communicate()[0]) for process in processes]
+    return sum(steps * 40 / seconds for seconds in times)
+
+
+def plain(model: str) -> float:
+    images = IMAGES[model] // 4  # a quarter is enough to know its speed
+    command = [sys.executable, "-m", "benchmarks.plain", model, str(images), str(CLIENTS)]
+    seconds = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return images * CLIENTS / seconds
+
+
+def first_round_seconds() -> float:
+    """From the start of the command to the end of a first tiny round."""
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        command = [sys.executable, "-m", "fedbe", "run", "digits", "-q", "--method", "fedavg"]
+        changes = ["--set", "training.rounds=1", "--set", "training.epochs=1", "--runs", folder]
+        subprocess.run([*command, *changes], check=True, capture_output=True)
+        return time.perf_counter() - begin
+
+
+def tree_memory_mb(pool: Pool) -> float:
+    """Proportional memory of this process and all workers: shared pages count once."""
+    total = 0
+    for pid in (os.getpid(), *pool.pids):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total += int(line.split()[1])
+    return total / 1024
+
+
+def main() -> None:
+    task = synthetic()
+    precisions = ["float32", "bfloat16"] if has_bfloat16() else ["float32"]
+    table = Table(title=f"images/s, {CORES} cores, median of {REPEATS} interleaved repeats", box=None)
+    for column in ("model", "precision", "(a) attainable", "(b) round", "(b) with test", "(c) plain", "b/a", "b/c"):
+        table.add_column(column, justify="left" if column in ("model", "precision") else "right")
+    with Pool(CORES) as pool:
+        for model in IMAGES:
+            for precision in precisions:
+                rows = []
+                for _ in range(REPEATS):
+                    a = attainable(model, precision)
+                    b = ours(pool, task, model, precision, evaluated=False)
+                    measured = ours(pool, task, model, precision, evaluated=True)
+                    c = plain(model)
+                    rows.append((a, b, measured, c, b / a, b / c))
+                a, b, measured, c, to_limit, to_plain = (median(column) for column in zip(*rows, strict=True))
+                speeds = [f"{v:,.0f}" for v in (a, b, measured, c)]
+                table.add_row(model, precision, *speeds, f"{to_limit:.0%}", f"{to_plain:.2f}×")
+        memory = tree_memory_mb(pool)
+    console = Console()
+    console.print(table)
+    if len(precisions) == 1:
+        console.print("bfloat16 was not measured: this processor has no hardware for it")
+    console.print(f"memory of all processes (proportional): {memory:,.0f} MB")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    console.print(f"largest resident memory of the main process: {peak:,.0f} MB")
+    console.print(f"start of the command to the end of a first tiny round: {first_round_seconds():.1f} s")
+
+
+if __name__ == "__main__":
+    main()

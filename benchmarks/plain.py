@@ -1,0 +1,61 @@
+"""The reference that a user would write: one process, DataLoader, default threads, layout and precision.
+
+    python -m benchmarks.plain convnet 4000 10    # model, images a client, clients
+
+The clients train one after the other for one epoch; prints the seconds that the whole round took.
+"""
+
+import copy
+import sys
+import time
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+from fedbe.models import build
+from fedbe.seeds import generator
+
+
+class Images(Dataset):  # type: ignore[type-arg]
+    """Crop and flip image by image, as transforms do."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        image = functional.pad(self.images[i].float().div(255), (2, 2, 2, 2))
+        y, x = torch.randint(0, 5, (2,)).tolist()
+        image = image[:, y : y + 32, x : x + 32]
+        if torch.rand(()) < 0.5:
+            image = image.flip(2)
+        return (image - 0.47) / 0.25, self.labels[i]
+
+
+def train(model: nn.Module, data: Images) -> nn.Module:
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3)
+    for images, labels in DataLoader(data, batch_size=40, shuffle=True):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    return model
+
+
+def main(name: str, images: int, clients: int) -> None:
+    model = build(name, 10, (3, 32, 32), generator(0))
+    pixels = torch.randint(0, 256, (images, 3, 32, 32), dtype=torch.uint8)
+    data = Images(pixels, torch.arange(images) % 10)
+    train(model, Images(pixels[:120], data.labels[:120]))
+    begin = time.perf_counter()
+    states = [train(model, data).state_dict() for _ in range(clients)]
+    _ = {key: torch.stack([s[key].float() for s in states]).mean(0) for key in states[0]}
+    print(time.perf_counter() - begin, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
