@@ -204,3 +204,11 @@ def test_a_split_stays_what_it_was(kind, golden):
     parts = split(kind, TEN, clients=10, server=700, seed=0)
     content = torch.cat([parts.server, *parts.clients]).numpy().data
     assert hashlib.sha256(content).hexdigest()[:16] == golden
+
+
+def test_a_class_that_is_all_at_the_server_leaves_the_rest_whole():
+    labels = torch.tensor([0] * 9 + [1])
+    for kind, settings in (("dirichlet", {"alpha": 100.0}), ("step", {"major_classes": 1, "minor_images": 0})):
+        for seed in range(40):
+            parts = split(kind, labels, clients=1, server=5, seed=seed, **settings)
+            assert_exactly_once(parts, 10)

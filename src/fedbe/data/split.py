@@ -76,8 +76,13 @@ def stratified(labels: Tensor, size: int, draw: torch.Generator) -> Tensor:
     whole, remainder = counts * size // len(labels), counts * size % len(labels)
     missing = size - int(whole.sum())
     whole[remainder.argsort(descending=True, stable=True)[:missing]] += 1
-    chosen = [_shuffled((labels == c).nonzero().flatten(), draw)[:n] for c, n in enumerate(whole.tolist())]
+    chosen = [_shuffled(own, draw)[:n] for own, n in zip(_by_class(labels), whole.tolist(), strict=True)]
     return torch.cat(chosen).sort().values
+
+
+def _by_class(labels: Tensor) -> Sequence[Tensor]:
+    """The places of each class 0 … max, in ascending order."""
+    return torch.split(labels.argsort(stable=True), torch.bincount(labels).tolist())
 
 
 def _at_random(labels: Tensor, size: int, draw: torch.Generator) -> Tensor:
@@ -178,9 +183,10 @@ def _dirichlet(
 def _deal(labels: Tensor, rest: Tensor, table: Tensor, draw: torch.Generator) -> Sequence[Tensor]:
     """Deal the images `rest` at random such that client n has table[n, c] of class c."""
     hands: list[list[Tensor]] = [[] for _ in table]
-    for c in range(table.shape[1]):
-        pile = _shuffled(rest[labels[rest] == c], draw)
-        for hand, part in zip(hands, torch.split(pile, table[:, c].tolist()), strict=True):
+    # Not strict: where the server took all of the last classes, the table has columns of zeros for them.
+    for places, counts in zip(_by_class(labels[rest]), table.T.tolist(), strict=False):
+        pile = rest[_shuffled(places, draw)]
+        for hand, part in zip(hands, torch.split(pile, counts), strict=True):
             hand.append(part)
     return [torch.cat(hand) for hand in hands]
 
