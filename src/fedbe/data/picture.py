@@ -60,7 +60,7 @@ def to_png(counts: Tensor, classes: tuple[str, ...], title: str, path: Path) -> 
 
     clients, labels = counts.shape
     cell = min(0.52, 16 / max(clients, labels))  # inches: a large split gets smaller bubbles, not a larger page
-    width, height = max(5.6, labels * cell + 3), max(3, clients * cell + 2)
+    width, height = max(5.6, labels * cell + 3), max(3.4, clients * cell + 2)
     figure = Figure((width, height), dpi=160, layout=ConstrainedLayoutEngine(w_pad=0.18, h_pad=0.18))
     font = max(8.0, width * 0.7)
     axes = figure.add_subplot()
@@ -84,8 +84,8 @@ def _draw(axes: "Axes", counts: Tensor, diameter: float, font: float) -> None:
         title="images of\na class",
         title_fontsize=font,
         fontsize=font,
-        loc="upper left",
-        bbox_to_anchor=(1.0, 1.0),
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
         borderaxespad=5,
         frameon=False,
         labelspacing=max(0.6, 0.95 * diameter / font - 0.7),  # so that the two largest do not touch
