@@ -1,0 +1,1 @@
+"""Speed of the parts, each beside what the machine or the bare tool can do."""

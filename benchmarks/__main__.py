@@ -1,0 +1,24 @@
+"""python -m benchmarks [name …]: run every bench_*.py beside this file, or those named (`core`, `feeding`)."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+
+
+def main(names: list[str]) -> int:
+    console = Console()
+    known = sorted(path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py"))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        console.print(f"no benchmark '{unknown[0]}': choose from {', '.join(known)}")
+        return 2
+    for name in names or known:
+        console.rule(name)
+        import_module(f"benchmarks.bench_{name}").main()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
