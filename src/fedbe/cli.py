@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedbe.data.cli import app as data_app
+from fedbe.cli_data import app as data_app
 from fedbe.errors import FedBEError, RecipeError, RunError, SettingError, nearest
 from fedbe.simulation.warm import warm_up
 

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fedbe import cli
+from fedbe.errors import RecipeError
 from fedbe.simulation import run
 
 FEDBE = (sys.executable, "-m", "fedbe")
@@ -74,16 +76,23 @@ class Terminal:
         return os.waitstatus_to_exitcode(status)
 
 
-def test_run_in_a_pipe_prints_a_line_a_round_and_the_result(tmp_path: Path) -> None:
+def test_run_in_a_pipe_prints_a_line_a_round_and_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     done = fedbe("run", *QUICK, "--method", "fedavg", "--seed", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "FedAvg, seed 3: round 3/3: accuracy" in done.stderr
     assert re.search(r"FedAvg on digits, seed 3: test accuracy \d+\.\d % after 3 rounds", done.stdout)
     folder = tmp_path / "runs" / "digits-fedavg-seed3"
     assert run.read_info(folder).final is not None
-    again = fedbe("resume", str(folder), "--quiet", cwd=tmp_path)
-    assert (again.returncode, again.stderr, again.stdout) == (0, "", done.stdout.replace("runs/", f"{tmp_path}/runs/"))
-    assert fedbe("evaluate", str(folder), cwd=tmp_path).stdout.startswith("digits, 359 test examples: accuracy")
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "resume", "runs/digits-fedavg-seed3") == 0
+    assert capsys.readouterr().out == done.stdout
+    assert call(monkeypatch, "evaluate", "runs/digits-fedavg-seed3") == 0
+    assert capsys.readouterr().out.startswith("digits, 359 test examples: accuracy")
+    Image.new("L", (20, 20)).save("black.png")
+    assert call(monkeypatch, "predict", "runs/digits-fedavg-seed3", "black.png") == 0
+    assert re.match(r"black\.png: \d [\d.]+ %, \d [\d.]+ %, \d [\d.]+ %\n", capsys.readouterr().out)
 
 
 def test_compare_says_which_is_better_and_where_the_report_is(tmp_path: Path) -> None:
@@ -112,22 +121,32 @@ def _scalars(path: Path) -> dict[str, list[float]]:
     return {tag: [e.value for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def test_ctrl_c_stops_after_the_round_and_resume_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    straight = fedbe("run", *SLOW, "--name", "straight", "-q", cwd=tmp_path)
+def test_stopped_by_ctrl_c_and_by_kill_9_and_resumed_it_ends_like_a_straight_run(tmp_path: Path) -> None:
+    settings = (*SLOW, "--method", "fedbe+scaffold")
+    straight = fedbe("run", *settings, "--name", "straight", "-q", cwd=tmp_path)
     assert straight.returncode == 0, straight.stderr
-    screen = Terminal(["run", *SLOW, "--name", "stopped"], tmp_path)
-    screen.read_until(r"2/6")
+
+    screen = Terminal(["run", *settings, "--name", "stopped"], tmp_path)
+    screen.read_until(r"1/6")
     screen.type(b"\x03")
     screen.read_until("stopping after this round")
     assert screen.wait() == 130
     assert "fedbe resume runs/stopped" in screen.text
     assert "Traceback" not in screen.text
-    played = len(run.read_rounds(tmp_path / "runs" / "stopped"))
-    assert 0 < played < 6
+    folder = tmp_path / "runs" / "stopped"
+    played = len(run.read_rounds(folder))
+    assert 0 < played < 5
+
+    with subprocess.Popen([*FEDBE, "resume", str(folder), "-q"], cwd=tmp_path) as process:
+        _wait_for(lambda: len(run.read_rounds(folder)) > played)
+        time.sleep(random.Random(5).uniform(0, 0.4))
+        process.send_signal(signal.SIGKILL)
+    assert run.read_info(folder).finished is None
+
     again = Terminal(["resume", "runs/stopped"], tmp_path)
     assert again.wait() == 0
     assert "test accuracy" in again.text
-    assert _same(tmp_path / "runs" / "straight", tmp_path / "runs" / "stopped")
+    assert _same(tmp_path / "runs" / "straight", folder)
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
@@ -140,23 +159,6 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     assert screen.wait() == 130
     assert "stopped at once" in screen.text
     assert "Traceback" not in screen.text
-
-
-def test_kill_9_at_random_moments_and_resume_is_a_straight_run(tmp_path: Path) -> None:
-    settings = (*SLOW, "--method", "fedbe+scaffold", "-q")
-    straight = fedbe("run", *settings, "--name", "straight", cwd=tmp_path)
-    assert straight.returncode == 0, straight.stderr
-    moments = random.Random(5)
-    arguments = ["run", *settings, "--name", "killed"]
-    folder = tmp_path / "runs" / "killed"
-    for kill in range(3):
-        with subprocess.Popen([*FEDBE, *arguments], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
-            _wait_for(lambda n=kill + 1: len(run.read_rounds(folder)) >= n)
-            time.sleep(moments.uniform(0, 0.6))
-            process.send_signal(signal.SIGKILL)
-        arguments = ["resume", str(folder), "-q"]
-    assert fedbe(*arguments, cwd=tmp_path).returncode == 0
-    assert _same(tmp_path / "runs" / "straight", folder)
 
 
 def _wait_for(condition, timeout: float = 60) -> None:  # type: ignore[no-untyped-def]
@@ -203,10 +205,10 @@ def test_mistakes_get_one_sentence_and_an_exit_code(
     assert not (tmp_path / "runs").exists()
 
 
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    failed = fedbe("--debug", "run", "nosuch", cwd=tmp_path)
-    assert failed.returncode == 1
-    assert "Traceback" in failed.stderr
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedbe", "--debug", "run", "nosuch"])
+    with pytest.raises(RecipeError, match="no recipe 'nosuch'"):
+        cli.main()
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_png_is_replaced_whole(tmp_path):
     to_png(COUNTS, CLASSES, "a title", path)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [p.name for p in tmp_path.iterdir()] == ["split.png"]
-    with pytest.raises(DataError, match=r"cannot write .*; choose another place"):
+    with pytest.raises(DataError, match=r"cannot write .*unharmed"):
         to_png(COUNTS, CLASSES, "a title", tmp_path / "nowhere" / "split.png")
 
 

@@ -17,8 +17,8 @@ from typing import Protocol
 from fedbe.data import npm
 from fedbe.data.archives import read_files
 from fedbe.data.catalogue import CATALOGUE, Known, Remote, data_root
-from fedbe.data.files import write_synced
 from fedbe.errors import DataError, nearest
+from fedbe.files import write_synced
 
 BLOCK = 1 << 20
 ATTEMPTS = 5  # connections for one file, each going on where the last one broke off

@@ -3,7 +3,6 @@
 Each becomes a `Dataset`, or a `Task` where the source brings a test part of its own.
 """
 
-import importlib
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedbe import plugins
 from fedbe.data.dataset import Dataset, Task
 from fedbe.errors import DataError
 
@@ -98,14 +98,7 @@ def from_npz(place: Path) -> Dataset | Task:
 
 def from_function(path: str) -> Any:
     """The result of `module:function`, called without arguments: whatever `load` takes, or (inputs, labels)."""
-    module_name, _, function_name = path.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as problem:
-        raise DataError(f"'{path}' must name a function as module:function, but {problem}") from problem
-    if not callable(function):
-        raise DataError(f"'{path}' must name a function as module:function, but is a {type(function).__name__}")
-    return function()
+    return plugins.function(path, DataError)()
 
 
 def from_torch(data: Any, name: str) -> Dataset:

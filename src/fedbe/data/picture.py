@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from fedbe.data.files import write_file
+from fedbe.errors import DataError
+from fedbe.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +70,7 @@ def to_png(counts: Tensor, classes: tuple[str, ...], title: str, path: Path) -> 
     figure.suptitle(title, x=0.03, ha="left", fontsize=1.3 * font, fontweight="bold", color=INK)
     memory = BytesIO()
     FigureCanvasAgg(figure).print_png(memory)  # type: ignore[no-untyped-call]
-    write_file(path, memory.getvalue())
+    write_whole(path, memory.getvalue(), DataError)
 
 
 def _draw(axes: "Axes", counts: Tensor, diameter: float, font: float) -> None:

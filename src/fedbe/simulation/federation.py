@@ -1,9 +1,6 @@
 """What stays fixed while a federation trains: everybody's data, and the architecture of the model."""
 
 import hashlib
-import importlib
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
@@ -11,7 +8,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from fedbe import data, models
+from fedbe import data, models, plugins
 from fedbe.data import Augment, Feed, Task
 from fedbe.errors import RecipeError
 from fedbe.recipes import Recipe
@@ -31,7 +28,7 @@ class ModelSpec:
         """The module, its weights drawn from the generator."""
         if ":" not in self.name:
             return models.build(self.name, self.classes, self.shape, source, **self.settings)
-        make = imported(self.name, "model")
+        make = plugins.function(self.name, RecipeError)
         with global_rng(source):
             module = make(classes=self.classes, shape=self.shape, **self.settings)
         if not isinstance(module, nn.Module):
@@ -114,7 +111,7 @@ def _server_part(
         size=recipe.data.unlabeled_size,
         like=train.shape,
         seed=seed,
-        task=recipe.data.source,
+        task=task.train.name,
     )
     return train.like(foreign), None, hashlib.sha256(foreign.numpy().data).hexdigest()
 
@@ -125,17 +122,6 @@ def is_image(shape: tuple[int, ...]) -> TypeGuard[tuple[int, int, int]]:
 
 def _digest(parts: list[str]) -> str:
     return hashlib.sha256("/".join(parts).encode()).hexdigest()
-
-
-def imported(name: str, what: str) -> Any:
-    """The object behind module:function, for a user's own model or data."""
-    module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:  # noqa: PTH109
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise RecipeError(f"{what} '{name}' must be module:function that Python can import, but {error}") from error
 
 
 def initial_weights(spec: ModelSpec, seed: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""`fedbe data`: what is known, getting it, looking at a split."""
+"""`fedbe data`: what is known, getting it, looking at a split. torch is imported by the command that needs it."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,10 +9,6 @@ from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, Transfe
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from fedbe.data import fetch, picture
-from fedbe.data.catalogue import CATALOGUE, data_root, here
-from fedbe.data.registry import load
-from fedbe.data.split import KINDS, split
 from fedbe.errors import DataError
 
 app = typer.Typer(help="Data sets: what is known, getting one, a picture of a split.", no_args_is_help=True)
@@ -21,6 +17,8 @@ app = typer.Typer(help="Data sets: what is known, getting one, a picture of a sp
 @app.command("list")
 def list_known() -> None:
     """Show every known data set: what it is, whether it is here, its size and its licence."""
+    from fedbe.data.catalogue import CATALOGUE, data_root, here
+
     table = Table(title=f"data sets in {data_root()}", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for column in ("name", "what", "here", "size", "licence"):
         table.add_column(column, justify="right" if column == "size" else "left")
@@ -41,6 +39,8 @@ def get(
     ] = None,
 ) -> None:
     """Fetch a data set: resumed where it broke off, checked by SHA-256, written whole or not at all."""
+    from fedbe.data import fetch
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Bars(*columns, console=Console(stderr=True)) as bars:
         tasks: dict[str, TaskID] = {}
@@ -57,7 +57,7 @@ def get(
 @app.command()
 def show(
     source: Annotated[str, typer.Argument(help="A known name, folder:PATH, npz:PATH, module:function or a path.")],
-    kind: Annotated[str, typer.Option("--split", help=f"One of: {', '.join(KINDS)}.")] = "step",
+    kind: Annotated[str, typer.Option("--split", help="One of: iid, step, dirichlet, column.")] = "step",
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
     server: Annotated[
         int | None, typer.Option(help="Images set apart for the server; default: a fifth of the training data.")
@@ -70,6 +70,8 @@ def show(
     to: Annotated[Path | None, typer.Option(help="The PNG; default: SOURCE-SPLIT.png in this directory.")] = None,
 ) -> None:
     """Draw who has which images: clients × classes, the area of a bubble is the number of images."""
+    from fedbe.data import load, picture, split
+
     train = load(source, seed=seed).train
     settings: dict[str, Any] = {
         "major_classes": major_classes,

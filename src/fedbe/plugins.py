@@ -1,0 +1,24 @@
+"""A user's own model or data, named as module:function."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fedbe.errors import FedBEError
+
+
+def function(path: str, error: type[FedBEError]) -> Callable[..., Any]:
+    """The function behind `path`; modules in the current directory are found, as `python -m` finds them."""
+    module, _, name = path.partition(":")
+    here = os.getcwd()  # noqa: PTH109
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as problem:
+        raise error(f"'{path}' must name a function as module:function, but {problem}") from problem
+    if not callable(found):
+        raise error(f"'{path}' must name a function as module:function, but is a {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
