@@ -20,10 +20,17 @@ def test_importing_the_package_imports_nothing_heavy():
     assert not loaded & {"torch", "numpy", "flwr", "ray", "matplotlib", "plotly", "sklearn", "pydantic", "typer"}
 
 
-def test_the_core_needs_neither_flower_nor_pictures():
-    loaded = _modules_after("from fedbe import *; from fedbe import models, methods")
+@pytest.mark.parametrize(
+    ("statement", "unwanted"),
+    [
+        ("from fedbe import *", {"flwr", "ray", "matplotlib", "plotly", "sklearn", "typer"}),
+        ("import fedbe.servers.door, fedbe.models", {"flwr", "ray", "matplotlib", "plotly", "sklearn", "pydantic"}),
+    ],
+)
+def test_using_it_imports_neither_flower_nor_pictures(statement, unwanted):
+    loaded = _modules_after(statement)
     assert "torch" in loaded
-    assert not loaded & {"flwr", "ray", "matplotlib", "plotly", "sklearn", "pydantic", "typer"}
+    assert not loaded & unwanted
 
 
 @pytest.mark.parametrize("name", fedbe.__all__)

@@ -37,6 +37,14 @@ def test_tied_weights_stay_tied():
     assert [n for n, _ in bench.trainable()] == ["0.weight", "0.bias", "1.bias"]
 
 
+def test_a_buffer_with_two_names_of_which_one_is_saved():
+    module = nn.Linear(2, 2)
+    module.register_buffer("scratch", torch.ones(3), persistent=False)
+    module.register_buffer("saved", module.scratch)
+    bench = Workbench(module)
+    assert bench.layout.unpack(bench.read())["saved"].tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_working_precision(dtype):
     bench = Workbench(nn.Linear(3, 2).to(dtype))
