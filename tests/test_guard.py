@@ -201,9 +201,11 @@ class TestWild:
         assert not wide.info.set_aside
         assert [s.client for s in narrow.info.set_aside] == [2]
 
-    def test_clients_that_did_not_move_make_nobody_wild(self, module):
+    @pytest.mark.parametrize("by", [0.01, 3.0])
+    def test_clients_that_did_not_move_make_nobody_wild(self, module, by):
+        """Slow clients that trained nothing are honest, and so is the one that did."""
         still = module.state_dict()
-        moved = {k: v + 0.01 if k == W else v for k, v in still.items()}
+        moved = {k: v + by if k == W else v for k, v in still.items()}
         server = FedAvg(module)
         server.aggregate(still, [ClientUpdate(s, 1, client=i) for i, s in enumerate([still, still, still, moved])])
         assert not server.info.set_aside

@@ -24,8 +24,9 @@ MOST_EXAMPLES = 1e15
 class Limits:
     """min_clients: fewer usable updates than this, and the round has no result.
 
-    max_norm_ratio: a client whose change is longer than this many times the median of all clients' changes is set
-    aside (needs three clients to compare). Honest clients differ by the amount of data and epochs, so it is wide.
+    max_norm_ratio: a client whose change is longer than this many times the median of all changes (those that are
+    not zero) is set aside; needs three clients to compare. Honest clients differ by the amount of data and epochs,
+    so it is wide.
     """
 
     min_clients: int = 1
@@ -180,8 +181,9 @@ def _without_wild(updates: list[Update], previous: ModelState, ratio: float) -> 
     for what in ("params", "buffers"):
         last = getattr(previous, what).double()
         norms = [float((getattr(u.state, what) - last).norm()) for u in updates]
-        # A floor, so that rounding noise around clients that did not move is not "wild".
-        usual = max(median(norms), 1e-3 * float(last.norm()), 1e-6)
+        # Clients that trained nothing say nothing about those that did. The floor is there so that rounding noise
+        # around a model that hardly moves is not "wild".
+        usual = max(median([n for n in norms if n > 0] or norms), 1e-3 * float(last.norm()), 1e-6)
         for i, norm in enumerate(norms):
             if norm > ratio * usual:
                 reason = f"its {what} changed by {norm:.3g} where {usual:.3g} is usual (limit {ratio:g} times that)"

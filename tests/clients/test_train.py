@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedbe import ControlVariate, Plan, Prox
+from fedbe import ClientUpdate, ControlVariate, Plan, Prox, Scaffold
 from fedbe.clients import LocalSettings, train
 from fedbe.errors import SettingError
 from fedbe.inputs import TensorInputs
@@ -160,6 +160,24 @@ def test_scaffold_s_outcome_is_option_two(job):
     expected = own - server + (start.params - got.state.params) / (3 * 0.1)
     torch.testing.assert_close(got.memory["control"], expected)
     torch.testing.assert_close(got.extras["control"], expected - own)
+
+
+def test_scaffold_from_the_public_door(network, inputs_for, nearby):
+    """What `Server.broadcast` gives can be handed to `train`, named or as the vector that the server keeps."""
+    module = network("mlp-bn")
+    server = Scaffold(module)
+    control = torch.linspace(-1, 1, server.bench.layout.size)
+    server.aggregate(module.state_dict(), [ClientUpdate(s, 1, extras={"control": control}) for s in nearby(module)])
+    bench = Workbench(module)
+    ends = [
+        train(
+            bench, bench.layout.pack(module.state_dict()), TensorInputs(inputs_for("mlp-bn", 12)), torch.arange(12) % 3,
+            SETTINGS, generator(0), rules=(ControlVariate(),), broadcast=broadcast,
+        )
+        for broadcast in (server.broadcast, server.memory, None)
+    ]  # fmt: skip
+    assert ends[0].state.digest() == ends[1].state.digest() != ends[2].state.digest()
+    assert torch.equal(ends[0].extras["control"], ends[1].extras["control"])
 
 
 def test_frozen_parameters_stay(network, inputs_for):

@@ -66,12 +66,14 @@ def train(
     generator: torch.Generator,
     *,
     rules: Sequence[LocalRule] = (),
-    broadcast: Mapping[str, Tensor] | None = None,
-    memory: Mapping[str, Tensor] | None = None,
+    broadcast: Mapping[str, Mapping[str, Tensor] | Tensor] | None = None,
+    memory: Mapping[str, Mapping[str, Tensor] | Tensor] | None = None,
 ) -> Trained:
     """K steps of SGD from the global model on one client's data: w_i ← w_i − η ∇ℓ(B_k, w_i).
 
-    `loss` is the mean cross entropy of the last epoch, without what the rules add.
+    `broadcast` is what came with the global model, `memory` what this client kept, by name: vectors [P], or named
+    tensors as `Server.broadcast` gives them. `loss` is the mean cross entropy of the last epoch, without what the
+    rules add.
     """
     if len(inputs) != len(labels):
         raise SettingError(f"`inputs` and `labels` must be of one length, got {len(inputs)} and {len(labels)}")
@@ -85,8 +87,8 @@ def train(
         start=start.params,
         lr=settings.lr,
         momentum=settings.momentum,
-        broadcast=broadcast or {},
-        memory=memory or {},
+        broadcast=_vectors(bench, broadcast, "`broadcast`"),
+        memory=_vectors(bench, memory, "`memory`"),
     )
     active = [rule.start(run) for rule in rules]
     optimizer = SGD(bench, settings.momentum, settings.weight_decay)
@@ -108,6 +110,12 @@ def train(
     outcome = _joined([rule.finish(state.params, steps) for rule in active])
     loss_value = float(epoch_loss) / len(inputs) if steps else float("nan")
     return Trained(state, outcome.extras, outcome.memory, loss_value, steps)
+
+
+def _vectors(
+    bench: Workbench, given: Mapping[str, Mapping[str, Tensor] | Tensor] | None, what: str
+) -> dict[str, Tensor]:
+    return {name: bench.layout.pack_params(value, f"{what} '{name}'") for name, value in (given or {}).items()}
 
 
 def _epochs(count: int, settings: LocalSettings, generator: torch.Generator) -> Iterator[Iterator[Tensor]]:
