@@ -10,7 +10,7 @@ from torch.optim.swa_utils import get_swa_multi_avg_fn
 
 from fedbe.errors import AggregationError, SettingError, nearest
 from fedbe.inputs import Inputs, batches
-from fedbe.norm import recalibrate
+from fedbe.norm import recalibrate, with_statistics
 from fedbe.optim import SGD
 from fedbe.seeds import global_rng
 from fedbe.states import ModelState
@@ -140,6 +140,8 @@ def distill(
 
     Returns the last SGD point, or the mean of the collected SWA points with BatchNorm statistics measured anew.
     """
+    if len(inputs) == 1 and with_statistics(bench.module):
+        raise SettingError("BatchNorm cannot learn from a single input: give more of them in `unlabeled`")
     bench.load(start)
     bench.module.train()
     parameters = [p for _, p in bench.trainable()]

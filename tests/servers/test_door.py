@@ -8,6 +8,7 @@ from torch.utils.data import TensorDataset
 import fedbe
 from fedbe import ClientUpdate, FedAvg, FedAvgM, FedBE, FedProx, OneEnsemble, Plan, Scaffold, VDistillation
 from fedbe.errors import AggregationError, ModelError, SettingError
+from fedbe.inputs import TensorInputs
 
 QUICK = {"server_epochs": 2, "server_batch": 8, "samples": 2}
 
@@ -266,6 +267,26 @@ class TestInputs:
         form = {"tensor": inputs, "dataset": TensorDataset(inputs, torch.zeros(24)), "list": list(inputs)}[kind]
         expected = _round(FedBE(module, unlabeled=inputs, **QUICK), module, replies(module))
         assert same(_round(FedBE(module, unlabeled=form, **QUICK), module, replies(module)), expected)
+
+    def test_augmentation_is_a_function_or_a_switch(self, network, inputs_for, replies):
+        module, calls = network("mlp"), []
+
+        def note(batch, _):
+            calls.append(len(batch))
+            return batch
+
+        for augment in (True, False):
+            server = FedBE(module, unlabeled=TensorInputs(inputs_for("mlp"), note), augment=augment, **QUICK)
+            _round(server, module, replies(module))
+            assert calls == [8] * 6  # three batches in each of two epochs, all of them in the first server's round
+        with pytest.raises(SettingError, match="`augment` must be a function"):
+            FedBE(module, unlabeled=inputs_for("mlp"), augment="flip")
+
+    def test_a_single_input_is_too_little_for_batch_norm(self, network, inputs_for, replies):
+        module = network("mlp-bn")
+        server = FedBE(module, unlabeled=inputs_for("mlp-bn", 1), **QUICK)
+        with pytest.raises(SettingError, match="BatchNorm cannot learn from a single input"):
+            _round(server, module, replies(module))
 
     def test_methods_that_distil_need_them(self, network):
         with pytest.raises(SettingError, match="FedBE distils on inputs that the server owns: give `unlabeled`"):

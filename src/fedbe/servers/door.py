@@ -40,7 +40,7 @@ class Server:
     model          the architecture; it is copied, never changed, and its own weights do not matter
     unlabeled      the server's inputs: a tensor [J, …], a map-style Dataset, or Inputs; for methods that distil
     labels         true labels of those inputs [J]: for reports and the oracle, never needed
-    augment        (batch, generator) -> batch, applied while the student learns
+    augment        (batch, generator) -> batch, applied while the student learns; False switches off that of Inputs
     seed           all randomness follows from it and the round
     total_clients  all clients there are; needed by SCAFFOLD when only a part of them replies
     min_clients    fewer usable updates raise AggregationError
@@ -59,7 +59,7 @@ class Server:
         *,
         unlabeled: "Inputs | Tensor | Dataset[Any] | None" = None,
         labels: Tensor | None = None,
-        augment: Augmentation | None = None,
+        augment: Augmentation | bool | None = None,
         seed: int = 0,
         total_clients: int | None = None,
         min_clients: int = 1,
@@ -68,6 +68,8 @@ class Server:
         variant: str = "paper",
         **settings: Any,
     ) -> None:
+        if isinstance(augment, bool):  # the method's switch has the same name
+            settings["augment"], augment = augment, None
         self.method = methods.get(self.name, variant, **settings)
         self.bench = Workbench(model, plan)
         self.limits = Limits(min_clients, max_norm_ratio)
