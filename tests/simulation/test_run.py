@@ -254,8 +254,8 @@ def test_a_model_that_fails_everywhere_ends_the_run_with_its_reason(own: Recipe,
     ("name", "sentence"),
     [
         ("own_for_tests:no_module", "must return a torch.nn.Module, got int"),
-        ("own_for_tests:nothing", "must be module:function that Python can import"),
-        ("no_such_module:model", "must be module:function that Python can import"),
+        ("own_for_tests:nothing", "must name a function as module:function, but module"),
+        ("no_such_module:model", "must name a function as module:function, but No module named"),
     ],
 )
 def test_a_model_that_is_none_is_refused(own: Recipe, name: str, sentence: str, play: Play, pool: Pool) -> None:

@@ -129,20 +129,20 @@ class Distill(Teacher, DistillSettings):
             if labels is None:
                 raise SettingError("targets = 'labels' needs the true labels of the server's inputs: give `labels`")
             return labels
-        with round.info.timed("ensemble"):
-            return sharpen(self._vote(draft, round).probabilities, self.sharpening)
+        return sharpen(self._vote(draft, round).probabilities, self.sharpening)
 
     def _vote(self, draft: Draft, round: Round) -> Vote:
         tell = round.context.tell("ensemble")
-        total = self.count(round)
+        total, voters = self.count(round), self.voters(draft, round)
 
         def counted() -> Iterator[Member]:
-            for i, member in enumerate(self.voters(draft, round)):
+            for i, member in enumerate(voters):
                 if tell is not None:
                     tell(i, total)
                 yield member
 
-        outcome = vote(counted(), round.context.ask(), round.context.labels)
+        with round.info.timed("ensemble"):
+            outcome = vote(counted(), round.context.ask(), round.context.labels)
         round.info.note(outcome)
         round.info.average = next((m.quality for m in outcome.members if m.name == "average"), None)
         return outcome

@@ -60,10 +60,15 @@ class Teacher:
 
     def voters(self, draft: Draft, round: Round) -> Iterator[Member]:
         """The members in a fixed order: samples, average, clients; samples are drawn one at a time."""
+        posterior = None
         if "S" in self.members:
-            layout = round.context.bench.layout
             with round.info.timed("fit"):
                 posterior = self.fit(round)
+        return self._drawn(posterior, draft, round)
+
+    def _drawn(self, posterior: Posterior | None, draft: Draft, round: Round) -> Iterator[Member]:
+        if posterior is not None:
+            layout = round.context.bench.layout
             drawn = posterior.sample(self.samples, round.context.generator("posterior"))
             for i, state in enumerate(drawn, start=1):
                 valid = keep_valid(state, layout)
