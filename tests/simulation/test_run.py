@@ -39,7 +39,8 @@ def test_a_folder_holds_all_that_a_result_needs(play: Play) -> None:
     assert len(last["test_clients"]) == len(last["clients"]) == 3
     assert {"average", "ensemble", "student", "disagreement", "members"} <= set(last["server"])
     assert {"train", "fit", "ensemble", "distill", "test", "round"} <= set(last["seconds"])
-    assert last["memory_mb"]["main"] > 0
+    assert set(last["memory_mb"]) == {"train", "server", "test"}
+    assert all(mb > 100 for mb in last["memory_mb"].values())  # torch alone is more
 
 
 def test_bytes_are_those_of_a_real_network(play: Play) -> None:

@@ -1,7 +1,5 @@
 """One round of a federation: cohort, local training, server step, measurements. RunState in, RunState out."""
 
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +23,7 @@ from fedbe.servers.step import StepResult, server_step
 from fedbe.servers.teacher import Teacher
 from fedbe.simulation.federation import Federation
 from fedbe.simulation.jobs import PredictJob, TrainJob, Where, test_jobs
+from fedbe.simulation.memory import Peak
 from fedbe.simulation.workers import Done, Failed, Pool
 from fedbe.states import ModelState
 from fedbe.updates import ClientUpdate
@@ -116,13 +115,15 @@ def _value(outcome: Done | Failed) -> Tensor:
 def play_round(sim: Simulation, state: RunState, progress: Progress) -> tuple[RunState, Record]:
     """The next state, and the line for rounds.jsonl."""
     number = state.round + 1
-    begin = time.perf_counter()
+    begin, peak = time.perf_counter(), Peak(sim.pool.pids)
     trained, failed = _train(sim, state, number, progress)
+    memory = {"train": peak.mb()}
     training_seconds = time.perf_counter() - begin
     if not trained:
         raise AggregationError(f"no client finished round {number}; client {failed[0].client}: {failed[0].reason}")
     measured = number % sim.recipe.evaluation.every == 0 or number == sim.rounds
     watch = Watch(sim) if measured else None
+    peak = Peak(sim.pool.pids)
     result = server_step(
         _with_watch(sim.method.stages, watch),
         state.model,
@@ -140,6 +141,7 @@ def play_round(sim: Simulation, state: RunState, progress: Progress) -> tuple[Ru
         ),
         extras=sim.method.extras,
     )
+    memory["server"] = peak.mb()
     used = {client for client in result.clients if isinstance(client, int)}
     memories = {c: t.memory for c, t in trained.items() if t.memory and c in used}
     after = RunState(number, result.state, result.memory, {**state.clients, **memories}, result.members)
@@ -147,12 +149,13 @@ def play_round(sim: Simulation, state: RunState, progress: Progress) -> tuple[Ru
     record["seconds"] = {"train": training_seconds, **record["seconds"]}
     if watch is not None:
         progress("evaluate", 0, 1)
-        with_time = time.perf_counter()
+        with_time, peak = time.perf_counter(), Peak(sim.pool.pids)
         record["test"] = sim.measure(after.model, after.members).as_dict()
         record |= watch.found
         record["seconds"]["test"] = time.perf_counter() - with_time + watch.seconds
+        memory["test"] = peak.mb()
     record["seconds"]["round"] = time.perf_counter() - begin
-    record["memory_mb"] = memory_mb()
+    record["memory_mb"] = memory
     return after, record
 
 
@@ -274,10 +277,3 @@ def model_bytes(bench: Workbench) -> int:
     total = sum((s.stop - s.start) * s.dtype.itemsize for s in (*layout.params, *layout.buffers))
     total += sum(shape.numel() * dtype.itemsize for shape, dtype in layout.counters.values())
     return int(total)
-
-
-def memory_mb() -> dict[str, float]:
-    """Largest resident memory of this process so far."""
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-    return {"main": round(own, 1)}
