@@ -40,6 +40,10 @@ class RunError(FedBEError, RuntimeError):
     """A run that cannot start, go on or be read."""
 
 
+class ExtraError(FedBEError, ImportError):
+    """A part of this package whose optional dependency is not installed."""
+
+
 def nearest(name: str, options: Iterable[str]) -> str:
     """A hint for a mistyped name: the closest of `options`, or all of them.
 

@@ -18,6 +18,7 @@ from fedbe.errors import RunError
 from fedbe.files import write_whole
 from fedbe.simulation.round import RunState
 from fedbe.states import ModelState
+from fedbe.updates import ClientId
 
 KEPT = 2
 Identity = Mapping[str, str]  # what must be the same to go on: recipe, code, data, torch …
@@ -27,7 +28,7 @@ def save(folder: Path, state: RunState, identity: Identity) -> Path:
     """Write the checkpoint of a round, then drop all but the last two."""
     tensors = _tensors_of("model", state.model)
     tensors |= {f"memory/{name}": t for name, t in state.memory.items()}
-    tensors |= {f"clients/{c}/{name}": t for c, own in state.clients.items() for name, t in own.items()}
+    tensors |= {f"clients/{json.dumps(c)}/{name}": t for c, own in state.clients.items() for name, t in own.items()}
     for i, member in enumerate(state.members):
         tensors |= _tensors_of(f"members/{i}", member.state)
     header = {
@@ -86,11 +87,11 @@ def _tensors_of(prefix: str, state: ModelState) -> dict[str, Tensor]:
 
 
 def _state_of(header: Mapping, tensors: Mapping[str, Tensor]) -> RunState:  # type: ignore[type-arg]
-    clients: dict[int, dict[str, Tensor]] = {}
+    clients: dict[ClientId, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith("clients/"):
-            _, client, what = name.split("/", 2)
-            clients.setdefault(int(client), {})[what] = tensor
+            client, what = name.removeprefix("clients/").rsplit("/", 1)
+            clients.setdefault(json.loads(client), {})[what] = tensor
     members = tuple(
         Member(name, _model(f"members/{i}", tensors), recalibrate)
         for i, (name, recalibrate) in enumerate(header["members"])

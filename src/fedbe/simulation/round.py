@@ -26,7 +26,7 @@ from fedbe.simulation.jobs import PredictJob, TrainJob, Where, test_jobs
 from fedbe.simulation.memory import Peak
 from fedbe.simulation.workers import Done, Failed, Pool
 from fedbe.states import ModelState
-from fedbe.updates import ClientUpdate
+from fedbe.updates import ClientId, ClientUpdate
 from fedbe.workbench import Workbench
 
 Record = dict[str, Any]
@@ -45,7 +45,7 @@ class RunState:
     round: int
     model: ModelState
     memory: Mapping[str, Tensor] = field(default_factory=dict)
-    clients: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    clients: Mapping[ClientId, Mapping[str, Tensor]] = field(default_factory=dict)
     members: tuple[Member, ...] = ()
 
 
@@ -143,7 +143,7 @@ def play_round(sim: Simulation, state: RunState, progress: Progress) -> tuple[Ru
     )
     memory["server"] = peak.mb()
     used = {client for client in result.clients if isinstance(client, int)}
-    memories = {c: t.memory for c, t in trained.items() if t.memory and c in used}
+    memories: dict[ClientId, Mapping[str, Tensor]] = {c: t.memory for c, t in trained.items() if t.memory and c in used}
     after = RunState(number, result.state, result.memory, {**state.clients, **memories}, result.members)
     record = _record(sim, number, trained, failed, result)
     record["seconds"] = {"train": training_seconds, **record["seconds"]}

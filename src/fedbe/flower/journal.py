@@ -1,0 +1,92 @@
+"""The folder of a federation's run: a checkpoint and a line of report each round, the model at the end.
+
+FOLDER/checkpoint-*.safetensors   all that crosses a round: model, server memory, the clients' memories
+FOLDER/rounds.jsonl               one line a round: who took part, who was set aside and why, how long it took
+FOLDER/model.safetensors          the final weights under the module's own names
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+import fedbe
+from fedbe.errors import RunError
+from fedbe.files import append_line, write_whole
+from fedbe.servers.door import Server
+from fedbe.simulation import checkpoint
+from fedbe.simulation.round import RunState
+from fedbe.states import Layout, ModelState
+
+
+class Journal:
+    """Writes and reads one folder; with None it remembers nothing."""
+
+    def __init__(self, folder: Path | str | None, server: Server) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self._identity = _identity(server)
+
+    def begin(self) -> None:
+        """A new run must not mix with an old one."""
+        if self.folder is None:
+            return
+        if checkpoint.found(self.folder):
+            raise RunError(f"{self.folder} holds another run: go on with fedbe.flower.resume, or choose another folder")
+        self._make()
+
+    def load(self) -> RunState | None:
+        """The last finished round, if there is one; lines of later rounds are dropped."""
+        if self.folder is None:
+            raise RunError("there is nothing to resume from: give the strategy a `folder`")
+        self._make()
+        state = checkpoint.latest(self.folder, self._identity)
+        path = self.folder / "rounds.jsonl"
+        if path.exists():
+            done = 0 if state is None else state.round
+            kept = [line for line in path.read_bytes().splitlines(keepends=True) if _round(line) <= done]
+            write_whole(path, b"".join(kept))
+        return state
+
+    def save(self, state: RunState, line: dict[str, Any]) -> None:
+        if self.folder is not None:
+            append_line(self.folder / "rounds.jsonl", line)
+            checkpoint.save(self.folder, state, self._identity)
+
+    def finish(self, model: ModelState, layout: Layout) -> None:
+        if self.folder is not None:
+            named = {n: t.contiguous().clone() for n, t in layout.unpack(model).items()}
+            write_whole(self.folder / "model.safetensors", safetensors.torch.save(named))
+
+    def _make(self) -> None:
+        assert self.folder is not None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot create {self.folder}: {error.strerror}") from error
+
+
+def _round(line: bytes) -> float:
+    """The round of a line; one that a crash cut off belongs to no finished round."""
+    try:
+        return int(json.loads(line)["round"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+def _identity(server: Server) -> dict[str, str]:
+    """What must be the same to go on."""
+    layout = server.bench.layout
+    shapes = [(s.name, list(s.shape), str(s.dtype)) for s in (*layout.params, *layout.buffers)]
+    settings = json.dumps(server.method.settings(), sort_keys=True, default=str)
+    return {
+        "method": server.method.name,
+        "settings": hashlib.sha256(settings.encode()).hexdigest()[:16],
+        "seed": str(server.seed),
+        "model": hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16],
+        "unlabeled inputs": str(0 if server.inputs is None else len(server.inputs)),
+        "fedbe": fedbe.__version__,
+        "torch": torch.__version__,
+    }

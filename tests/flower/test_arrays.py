@@ -1,0 +1,128 @@
+"""Records that come from strangers: exactly what the model has, or a sentence."""
+
+import io
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import nn
+
+from fedbe.errors import StateError
+from fedbe.flower import from_record, to_record
+
+
+class Net(nn.Module):
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.linear = nn.Linear(3, 2, dtype=dtype)
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("flags", torch.tensor([True, False]))
+        self.register_buffer("empty", torch.zeros(0, 4))
+        self.again = self.linear  # a tied layer
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_there_and_back_is_the_same(dtype):
+    net = Net(dtype)
+    back = from_record(to_record(net.state_dict()), Net(dtype))
+    assert list(back) == list(net.state_dict())
+    for name, tensor in net.state_dict().items():
+        assert back[name].dtype == tensor.dtype
+        assert torch.equal(back[name], tensor)
+        back[name].zero_()  # it may be written to
+    assert bool(net.linear.weight.any())
+
+
+def test_flowers_own_record_is_read_whatever_the_memory_order():
+    net = nn.Linear(3, 2)
+    plain = ArrayRecord(net.state_dict())
+    turned = ArrayRecord(net.state_dict())
+    turned["weight"] = Array(np.asfortranarray(net.weight.detach().numpy()))
+    assert turned["weight"].data != plain["weight"].data
+    for record in (plain, turned):
+        assert torch.equal(from_record(record, net)["weight"], net.weight)
+
+
+def test_a_bfloat16_model_travels_as_float32():
+    record = to_record({"w": torch.tensor([1.5], dtype=torch.bfloat16)})
+    assert record["w"].dtype == "float32"
+
+
+def npy(header, body=b""):
+    text = header.encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + body
+
+
+def huge():
+    return npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4000000000, 4000000000), }\n", b"\0" * 24)
+
+
+def pickled():
+    stream = io.BytesIO()
+    np.save(stream, np.array([{}], dtype=object), allow_pickle=True)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (huge(), r"must have shape \[2, 3\], got \[4000000000, 4000000000\]"),
+        (
+            npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }\n", b"\0" * 20),
+            "must have 24 bytes, got 20",
+        ),
+        (
+            npy("{'descr': '<f8', 'fortran_order': False, 'shape': (2, 3), }\n", b"\0" * 48),
+            "must be float32, got float64",
+        ),
+        (npy("{'descr': '>f4', 'fortran_order': False, 'shape': (2, 3), }\n", b"\0" * 24), "must be float32, got >f4"),
+        (
+            npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, -3), }\n", b"\0" * 24),
+            r"must have shape \[2, 3\]",
+        ),
+        (npy("{" * 60_000), "header that cannot be read"),
+        (npy("__import__('os').getcwd()"), "header that cannot be read"),
+        (b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", "header that cannot be read"),
+        (b"\x93NUMPY\x09\x00", "header that cannot be read"),
+        (b"", "header that cannot be read"),
+        (pickled(), r"must have shape \[2, 3\], got \[1\]"),
+    ],
+    ids=["huge", "short", "double", "big-endian", "negative", "deep", "code", "cut", "version", "nothing", "pickle"],
+)
+def test_a_wrong_array_is_refused_in_a_sentence_and_in_no_memory(data, says):
+    net = nn.Linear(3, 2)
+    record = to_record(net.state_dict())
+    record["weight"] = Array("float32", (2, 3), "numpy.ndarray", data)
+    tracemalloc.start()
+    with pytest.raises(StateError, match=says):
+        from_record(record, net)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3_000_000
+
+
+def test_other_forms_and_names_are_refused():
+    net = nn.Linear(3, 2)
+    record = to_record(net.state_dict())
+    for change, says in (
+        (lambda r: r.pop("bias"), "lacks 'bias'"),
+        (lambda r: r.update(more=Array(np.zeros(1))), "has unknown 'more'"),
+        (lambda r: r.update(bias=Array("float32", (2,), "pickle", b"")), "must be a NumPy array, got 'pickle'"),
+    ):
+        broken = ArrayRecord(dict(record))
+        change(broken)
+        with pytest.raises(StateError, match=says):
+            from_record(broken, net)
+
+
+@pytest.mark.parametrize("module", ["fedbe.flower", "fedbe.flower.strategies"])
+def test_without_flower_the_import_says_how_to_install_it(module):
+    code = "import sys; sys.modules['flwr'] = None; sys.path_hooks\nimport importlib.util as u\nreal = u.find_spec\n"
+    code += "u.find_spec = lambda n, *a: None if n == 'flwr' else real(n, *a)\n"
+    code += f"try:\n import {module}\nexcept ImportError as e:\n print(e)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "fedbe.flower needs Flower: pip install 'fedbe[flower]'"

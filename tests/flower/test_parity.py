@@ -1,0 +1,155 @@
+"""The same federation in our simulator and in Flower gives the same model, to the bit, for every method."""
+
+import pytest
+import torch
+
+from fedbe.flower import client_app, resume, strategy, to_record
+from fedbe.methods import CATALOGUE
+from fedbe.recipes import load
+from fedbe.simulation import checkpoint, run
+from fedbe.simulation.federation import initial_weights, prepare
+from fedbe.simulation.round import Simulation
+from fedbe.simulation.workers import Pool
+
+SMALL = (
+    "training.rounds=3",
+    "training.epochs=2",
+    "training.one_round_epochs=3",
+    "split.clients=4",
+    "training.clients_per_round=3",
+    "model.hidden=[16]",
+    "settings.server_epochs=2",
+    "settings.samples=3",
+)
+SEED = 5
+
+
+class Silent:
+    def begin(self, title, rounds, done): ...
+
+    def phase(self, round, phase, done, total): ...
+
+    def round_ended(self, record): ...
+
+    def end(self): ...
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return load("digits", SMALL)
+
+
+@pytest.fixture(scope="module")
+def federation(recipe):
+    return prepare(recipe, SEED)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Pool(1) as workers:
+        yield workers
+
+
+@pytest.fixture(scope="module")
+def simulated(recipe, pool, tmp_path_factory):
+    """simulated(method): the last checkpoint of our simulator; each method once."""
+    known = {}
+
+    def play(method):
+        if method not in known:
+            folder = run.create(tmp_path_factory.mktemp("runs") / "run", recipe, method, SEED, "float32")
+            assert run.execute(folder, pool, Silent())
+            known[method] = checkpoint.latest(folder)
+        return known[method]
+
+    return play
+
+
+@pytest.fixture
+def flower(recipe, federation, local_grid, tmp_path):
+    """flower(method): a strategy and a grid of clients for the same federation."""
+
+    def make(method, change=lambda _, message: message, **arguments):
+        chosen = recipe.method_for(method)
+        module = initial_weights(federation.model, SEED)
+        sim = Simulation(recipe, chosen, SEED, federation, None, None)
+
+        def train(job):
+            own = federation.clients[job.client]
+            settings = sim.local_settings(job.round, job.client)
+            return job.fit(
+                initial_weights(federation.model, 99), federation.train.select(own), federation.labels[own], settings
+            )
+
+        ours = strategy(
+            method,
+            module,
+            unlabeled=federation.server,
+            labels=federation.server_labels,
+            seed=SEED,
+            fraction_evaluate=0.0,
+            identify=True,
+            folder=tmp_path / "flower",
+            total_clients=4,
+            **{"fraction_train": 0.75, **chosen.settings(), **arguments},
+        )
+        return ours, local_grid(client_app(train), 4, change), to_record(module.state_dict()), sim.rounds
+
+    return make
+
+
+def same(a, b):
+    return torch.equal(a.params, b.params) and torch.equal(a.buffers, b.buffers)
+
+
+@pytest.mark.parametrize("method", CATALOGUE)
+def test_flower_is_the_simulator(method, simulated, flower, tmp_path, recipe, federation):
+    expected = simulated(method)
+    ours, grid, arrays, rounds = flower(method)
+    result = ours.start(grid, arrays, rounds)
+    found = checkpoint.latest(tmp_path / "flower")
+    layout = ours.server.bench.layout
+    assert same(layout.pack(result.arrays.to_torch_state_dict()), expected.model)
+    assert (found.round, same(found.model, expected.model)) == (rounds, True)
+    assert {n: t.tolist() for n, t in found.memory.items()} == {n: t.tolist() for n, t in expected.memory.items()}
+    assert found.clients.keys() == expected.clients.keys()
+    for client, own in expected.clients.items():
+        assert torch.equal(found.clients[client]["control"], own["control"])
+    assert [m.name for m in found.members] == [m.name for m in expected.members]
+    assert all(same(a.state, b.state) for a, b in zip(found.members, expected.members, strict=True))
+    sim = Simulation(recipe, ours.method, SEED, federation, None, None)
+    assert [who for kind, who in grid.asked if kind == "train"] == [sim.cohort(r + 1) for r in range(rounds)]
+
+
+@pytest.mark.parametrize("method", [m for m in CATALOGUE if not CATALOGUE[m].one_round])
+def test_a_stopped_federation_goes_on_with_new_nodes_and_ends_the_same(method, simulated, flower):
+    """Each round is a run of its own, as after a crash: new strategy, new node contexts, only the folder stays."""
+    for rounds in (1, 2, 3):
+        ours, grid, arrays, _ = flower(method)
+        result = resume(ours, grid, arrays, rounds)
+        assert list(result.train_metrics_clientapp) == [rounds]
+    layout = ours.server.bench.layout
+    assert same(layout.pack(result.arrays.to_torch_state_dict()), simulated(method).model)
+    again = resume(flower(method)[0], grid, arrays, 3)  # there is nothing left to do
+    assert same(layout.pack(again.arrays.to_torch_state_dict()), simulated(method).model)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedbe+scaffold"])
+def test_a_client_whose_reply_is_lost_goes_on_from_what_the_server_used(method, flower):
+    """The client has moved its control variate on, the server has not seen it: the server's is right."""
+    lost = []
+
+    def lose(client, message):
+        if message.metadata.message_type == "train" and client == 2 and not lost:
+            lost.append(client)
+            return None
+        return message
+
+    ours, grid, arrays, rounds = flower(method, lose, fraction_train=1.0)
+    ours.start(grid, arrays, rounds)
+    total = torch.stack([m["control"] for m in ours.nodes.memories.values()]).sum(0) / 4
+    assert lost == [2]
+    torch.testing.assert_close(ours.server.memory["control"], total, rtol=0, atol=1e-6)
+    for node, client in grid.nodes.items():
+        kept = grid.contexts[node].state.array_records["fedbe.memory"].to_torch_state_dict()["control"]
+        assert torch.equal(kept, ours.nodes.memories[client]["control"])
