@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbe.cli_data import app as data_app
+from fedbe.cli_reproduce import reproduce
 from fedbe.errors import FedBEError, RecipeError, RunError, SettingError, nearest
 from fedbe.simulation.warm import warm_up
 
@@ -25,6 +26,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data_app, name="data")
+app.command()(reproduce)
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -69,7 +71,7 @@ def run(
     chosen = load(recipe, changes or ())
     title = method or chosen.method
     folder = _folder(runs, name, f"{chosen.name}-{title}-seed{seed}")
-    single.create(folder, chosen, title, seed, _precision(precision))
+    single.create(folder, chosen, title, seed, resolve_precision(precision))
     _train(folder, workers, quiet, tensorboard)
 
 
@@ -96,7 +98,7 @@ def compare(
     chosen = load(recipe, changes or ())
     names = [m.strip() for m in methods.split(",") if m.strip()]
     folder = _folder(runs, name, f"{chosen.name}-compare")
-    several.create(folder, chosen, names, range(seeds), _precision(precision))
+    several.create(folder, chosen, names, range(seeds), resolve_precision(precision))
     _train(folder, workers, quiet, tensorboard)
 
 
@@ -192,7 +194,7 @@ def _folder(runs: Path, name: str | None, default: str) -> Path:
     return next(path for path in numbered if not path.exists()) if taken else runs / default
 
 
-def _precision(asked: str) -> str:
+def resolve_precision(asked: str) -> str:
     from fedbe.simulation.machine import has_bfloat16
     from fedbe.workbench import PRECISIONS
 
@@ -215,7 +217,7 @@ def _train(folder: Path, workers: int | None, quiet: bool, tensorboard: bool) ->
     seen = observer(sum(single.rounds_left(cell) for cell in cells), quiet=quiet, console=err)
     if cells:
         task = single.read_task(cells[0])
-        with _interruptible() as stopped, Pool(workers or os.cpu_count() or 1) as pool:
+        with interruptible() as stopped, Pool(workers or os.cpu_count() or 1) as pool:
             for cell in cells:
                 watchers = All([seen, TensorBoard(cell)]) if tensorboard else seen
                 if not single.execute(cell, pool, watchers, should_stop=stopped, task=task):
@@ -225,7 +227,7 @@ def _train(folder: Path, workers: int | None, quiet: bool, tensorboard: bool) ->
 
 
 @contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
+def interruptible() -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C asks to stop after this round, the second stops at once; what is yielded says if one came."""
     came: list[int] = []
 

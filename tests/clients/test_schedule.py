@@ -6,8 +6,8 @@ from fedbe.errors import SettingError
 
 @pytest.mark.parametrize(
     ("round", "expected"),
-    # r < 0.3·40 = 12: 0.01;   12 ≤ r < 24: 0.001;   then 0.0001
-    [(1, 0.01), (11, 0.01), (12, 0.001), (23, 0.001), (24, 0.0001), (40, 0.0001)],
+    # 0.3·40 = 12 rounds at 0.01, rounds 13 to 24 at 0.001, then 0.0001
+    [(1, 0.01), (12, 0.01), (13, 0.001), (24, 0.001), (25, 0.0001), (40, 0.0001)],
 )
 def test_paper(round, expected):
     assert step_size(0.01, round, 40) == pytest.approx(expected, rel=1e-12)
@@ -25,8 +25,12 @@ def test_released(round, expected):
 def test_borders_are_not_at_the_mercy_of_rounding():
     # 0.3·10 is 3.0000000000000000 or less in floating point; the border belongs to the smaller step.
     for rounds in range(10, 200, 10):
-        assert step_size(1.0, 3 * rounds // 10, rounds) == 0.1
-        assert step_size(1.0, 6 * rounds // 10, rounds) == 0.01
+        assert step_size(1.0, 3 * rounds // 10 + 1, rounds) == 0.1
+        assert step_size(1.0, 6 * rounds // 10 + 1, rounds) == 0.01
+
+
+def test_a_single_round_has_the_base_step_size():
+    assert step_size(0.01, 1, 1) == 0.01
 
 
 def test_constant():

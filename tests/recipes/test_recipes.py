@@ -57,7 +57,7 @@ def test_what_is_dumped_is_the_same_recipe() -> None:
         ("training.epochs=[5, 1]", "epochs must be [low, high], got [5, 1]"),
         ("training.schedule=papr", "unknown schedule 'papr': did you mean 'paper'?"),
         ("training.clients_per_round=11", "clients_per_round is 11, but there are only 10 clients"),
-        ("data.unlabeled_size=5", "unlabeled_size needs unlabeled"),
+        ("data.unlabeled_size=301", "unlabeled_size is 301, but the server has only 300 images"),
         ("split.kind=stepp", "'split.kind': input should be 'iid', 'step', 'dirichlet' or 'column', got 'stepp'"),
         ("evaluation.ensemble=XY", "'evaluation.ensemble': string should match pattern"),
         ("rounds", "a change must look like training.rounds=20, got 'rounds'"),

@@ -22,8 +22,8 @@ class Data(Section):
 
     source          a known name, folder:PATH, npz:PATH or module:function
     server          training images that are set apart as the server's unlabeled data
-    unlabeled       another source for the server's data; then `server` images stay unused
-    unlabeled_size  how many images of it; all of them if not given
+    unlabeled       another source for the server's data; then the `server` images stay unused
+    unlabeled_size  how many of the server's images are used; all of them if not given
     pad, flip       augmentation of images: padding in pixels before the random crop, horizontal flip
     """
 
@@ -131,8 +131,9 @@ class Recipe(Section):
         asked = self.training.clients_per_round
         if asked is not None and asked > self.split.clients:
             raise ValueError(f"clients_per_round is {asked}, but there are only {self.split.clients} clients")
-        if self.data.unlabeled_size is not None and self.data.unlabeled is None:
-            raise ValueError("unlabeled_size needs unlabeled, the source it is taken from; or set data.server")
+        size, own = self.data.unlabeled_size, self.data.server
+        if size is not None and self.data.unlabeled is None and size > own:
+            raise ValueError(f"unlabeled_size is {size}, but the server has only {own} images (data.server)")
         return self
 
     def _check_methods(self) -> None:

@@ -102,8 +102,10 @@ def _server_part(
     recipe: Recipe, task: Task, train: Feed, index: Tensor, seed: int
 ) -> tuple[Feed | None, Tensor | None, str]:
     if recipe.data.unlabeled is None:
-        own = train.select(index) if len(index) else None
-        return own, task.train.labels[index] if len(index) else None, ""
+        # A smaller part is a part of a larger one, so that sizes can be compared.
+        order = torch.randperm(len(index), generator=generator(seed, 0, "unlabeled"))[: recipe.data.unlabeled_size]
+        used = index[order.sort().values]
+        return (train.select(used), task.train.labels[used], "") if len(used) else (None, None, "")
     if not is_image(train.shape):
         raise RecipeError("data.unlabeled is for images, but this data set has vectors: use data.server")
     foreign = data.unlabeled(

@@ -1,0 +1,80 @@
+"""How long a study would take on this machine: work in images, divided by a speed that is measured here and now."""
+
+import os
+import time
+from functools import cache
+
+import torch
+from torch.nn import functional
+
+from fedbe.models import MODELS
+from fedbe.optim import SGD
+from fedbe.recipes import Recipe
+from fedbe.reproduce.study import Scale, Study
+from fedbe.seeds import generator
+from fedbe.servers.stages import Distill
+from fedbe.simulation.federation import ModelSpec
+from fedbe.workbench import Workbench
+
+# What a recipe's source has: training images, shape, classes. Only for the estimate; nothing is loaded.
+SIZES = {
+    "digits": (1438, (1, 8, 8), 10),
+    "swissroll": (1200, (2,), 3),
+    "cifar10": (50_000, (3, 32, 32), 10),
+    "cifar100": (50_000, (3, 32, 32), 100),
+    "tiny-imagenet": (100_000, (3, 64, 64), 200),
+}
+FORWARD_SHARE = 0.3  # a forward pass costs about this much of a training step
+
+
+def seconds(study: Study, scale: Scale) -> float:
+    """The whole study at a scale, all cells and seeds, on all cores."""
+    seeds = study.limits(scale).seeds
+    return seeds * sum(run_seconds(study.recipe_for(cell, scale)) for cell in study.cells(scale))
+
+
+def run_seconds(recipe: Recipe) -> float:
+    """One run: local training, the vote, the distillation; measuring on test data is small beside them."""
+    images, shape, classes = SIZES[recipe.data.source]
+    method, training = recipe.method_for(), recipe.training
+    epochs = training.epochs if isinstance(training.epochs, int) else sum(training.epochs) / 2
+    rounds, epochs = (1, training.one_round_epochs) if method.one_round else (training.rounds, epochs)
+    share = (training.clients_per_round or recipe.split.clients) / recipe.split.clients
+    work = (images - recipe.data.server) * share * epochs
+    server = recipe.data.unlabeled_size or recipe.data.server
+    for stage in method.stages:
+        if isinstance(stage, Distill):
+            voters = ("S" in stage.members) * stage.samples + ("A" in stage.members)
+            voters += ("C" in stage.members) * (training.clients_per_round or recipe.split.clients)
+            work += server * (stage.server_epochs + voters * FORWARD_SHARE)
+    settings = tuple(sorted((k, repr(v)) for k, v in recipe.model.settings().items()))
+    return rounds * work / _speed(recipe.model.name, shape, classes, settings, training.batch)
+
+
+@cache
+def _speed(name: str, shape: tuple[int, ...], classes: int, settings: tuple[tuple[str, str], ...], batch: int) -> float:
+    """Training images a second on all cores: a few steps on one thread, times the cores."""
+    wanted = {} if name not in MODELS else {k: _value(v) for k, v in settings}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        bench = Workbench(ModelSpec(name, classes, shape, wanted).build(generator(0)))
+        bench.module.train()
+        optimizer = SGD(bench, 0.9, 0.0)
+        inputs, labels = torch.randn(batch, *shape), torch.arange(batch) % classes
+        steps, begin = 0, 0.0
+        while steps < 3 or time.perf_counter() - begin < 0.3:
+            optimizer.zero_grad()
+            functional.cross_entropy(bench.logits(inputs), labels).backward()  # type: ignore[no-untyped-call]
+            optimizer.step(0.01)
+            begin = begin or time.perf_counter()  # the first step warms up
+            steps += 1
+        return (os.cpu_count() or 1) * batch * (steps - 1) / (time.perf_counter() - begin)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _value(text: str) -> object:
+    import ast
+
+    return ast.literal_eval(text)

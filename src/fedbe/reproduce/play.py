@@ -1,0 +1,85 @@
+"""Play the cells of a study that are not done yet; what cannot be run is said, with the reason."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedbe import data
+from fedbe.data import Task
+from fedbe.errors import DataError
+from fedbe.recipes import Recipe
+from fedbe.recipes.load import dump
+from fedbe.reproduce.study import Scale, Study
+from fedbe.simulation import run
+from fedbe.simulation.run import Observer
+from fedbe.simulation.workers import Pool
+
+
+@dataclass(frozen=True)
+class Place:
+    """One run of a study: a cell, a seed, and the folder that holds it."""
+
+    cell: tuple[str, ...]
+    seed: int
+    recipe: Recipe
+    folder: Path
+
+
+def places(study: Study, scale: Scale, seeds: int, root: Path) -> Iterator[Place]:
+    """All runs of a study at a scale, seed by seed, so that an early stop leaves whole tables.
+
+    Cells with the same recipe (two ways to look at one run) have the same folder.
+    """
+    folders: dict[str, Path] = {}
+    for seed in range(seeds):
+        for cell in study.cells(scale):
+            recipe = study.recipe_for(cell, scale)
+            slug = "--".join(value.replace("/", "-").replace(" ", "-") for value in cell)
+            folder = folders.setdefault(recipe.model_dump_json(), root / slug)
+            yield Place(cell, seed, recipe, folder / f"seed{seed}")
+
+
+def play(
+    todo: list[Place], pool: Pool, observer: Observer, precision: str, should_stop: Callable[[], bool]
+) -> tuple[bool, dict[tuple[str, ...], str]]:
+    """(all played, reasons why cells could not be). Finished runs are not played again; stopped ones go on."""
+    missing: dict[tuple[str, ...], str] = {}
+    tasks: dict[str, Task | str] = {}
+    for place in todo:
+        task = _task(place.recipe, tasks)
+        if isinstance(task, str):
+            missing[place.cell] = task
+            continue
+        if not (place.folder / "run.json").exists():
+            run.create(place.folder, place.recipe, place.recipe.method, place.seed, precision)
+        if run.read_info(place.folder).finished is not None and _same(place):
+            continue
+        if not run.execute(place.folder, pool, observer, should_stop=should_stop, task=task):
+            return False, missing
+    return True, missing
+
+
+def rounds_left(place: Place) -> int:
+    """Rounds still to be played, for the clock."""
+    if (place.folder / "run.json").exists():
+        return run.rounds_left(place.folder)
+    return 1 if place.recipe.method_for().one_round else place.recipe.training.rounds
+
+
+def _same(place: Place) -> bool:
+    """Is the finished run in this folder the one that is asked for?"""
+    return dump(run.read_recipe(place.folder)) == dump(place.recipe)
+
+
+def _task(recipe: Recipe, known: dict[str, Task | str]) -> Task | str:
+    """The data of a recipe, loaded once; or the reason why it is not there."""
+    sources = [recipe.data.source, *([recipe.data.unlabeled] if recipe.data.unlabeled else [])]
+    for source in sources:
+        if source not in known:
+            try:
+                known[source] = data.load(source)
+            except DataError as error:
+                known[source] = str(error)
+        if isinstance(reason := known[source], str):
+            return reason
+    return known[recipe.data.source]

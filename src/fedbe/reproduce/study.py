@@ -1,0 +1,130 @@
+"""A study is a recipe and a grid: one table or figure of the paper, as data.
+
+Every axis has named values; a value is a list of changes to the recipe (as `--set` takes them). A cell is one value of
+each axis. The paper's numbers are given by the same names.
+"""
+
+import itertools
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedbe.errors import RecipeError, nearest
+from fedbe.recipes import Recipe, load
+
+SHIPPED = Path(__file__).parent / "studies"
+Scale = Literal["smoke", "cpu", "paper"]
+SCALES: tuple[Scale, ...] = ("smoke", "cpu", "paper")
+
+# The smallest form of anything: embedded data, a tiny network, two rounds. It proves that a study runs.
+SMOKE = (
+    "data.source=digits", "data.server=200", "data.pad=0", "data.flip=false", "model.name=mlp", "training.rounds=2",
+    "training.epochs=1", "training.one_round_epochs=2", "settings.server_epochs=1", "settings.samples=2",
+)  # fmt: skip
+
+
+class Limits(BaseModel):
+    """How a scale is smaller than the paper: changes to every cell, and the values that are kept of an axis."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    changes: tuple[str, ...] = ()
+    keep: dict[str, tuple[str, ...]] = {}
+    seeds: Annotated[int, Field(ge=1)] = 1
+
+
+class Study(BaseModel):
+    """One table or figure.
+
+    title    what it is in the paper
+    recipe   the base that all cells change
+    rows     the axes that make the rows, outermost first; the axis `columns` makes the columns
+    axes     axis -> value -> changes; the change "method=NAME" chooses the method
+    metric   path of the number in the last record: test.accuracy, test_ensemble.accuracy; or one for each value of
+             the columns, or for single cells
+    without  cells that the paper leaves out
+    series   show the metric of every round, not only of the last one
+    paper    cell -> [mean, std] or [mean], in percent; cells are named by their values, joined by /
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    title: str
+    recipe: str
+    rows: tuple[str, ...]
+    columns: str
+    axes: dict[str, dict[str, tuple[str, ...]]]
+    metric: str | dict[str, str] = "test.accuracy"
+    without: tuple[str, ...] = ()
+    series: bool = False
+    paper: dict[str, tuple[float, ...]] = {}
+    cpu: Limits = Limits()
+    note: str = ""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if set(self.axes) != {*self.rows, self.columns}:
+            raise ValueError(f"rows and columns must name every axis: {', '.join(self.axes)}")
+        known = {"/".join(values) for values in itertools.product(*(self.axes[a] for a in self.order))}
+        if wrong := [cell for cell in self.paper if cell not in known]:
+            raise ValueError(f"the paper's number '{wrong[0]}' is of no cell")
+        return self
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        return (*self.rows, self.columns)
+
+    def limits(self, scale: Scale) -> Limits:
+        if scale == "paper":
+            return Limits(seeds=5)
+        return self.cpu if scale == "cpu" else Limits(changes=SMOKE, keep=self._first_two())
+
+    def _first_two(self) -> dict[str, tuple[str, ...]]:
+        return {axis: tuple(values)[:2] for axis, values in self.axes.items()}
+
+    def cells(self, scale: Scale) -> list[tuple[str, ...]]:
+        """The cells of a scale, each a value for every axis in `order`."""
+        keep = self.limits(scale).keep
+        grid = itertools.product(*(keep.get(axis, tuple(self.axes[axis])) for axis in self.order))
+        return [cell for cell in grid if "/".join(cell) not in self.without]
+
+    def recipe_for(self, cell: tuple[str, ...], scale: Scale) -> Recipe:
+        """The recipe of one cell: base, then the cell's own changes, then what the scale makes smaller."""
+        changes = [c for axis, value in zip(self.order, cell, strict=True) for c in self.axes[axis][value]]
+        if scale == "smoke":
+            changes = _without_real_data(changes)
+        return load(self.recipe, [*changes, *self.limits(scale).changes])
+
+    def metric_for(self, cell: tuple[str, ...]) -> str:
+        if isinstance(self.metric, str):
+            return self.metric
+        return self.metric.get("/".join(cell), self.metric.get(cell[-1], "test.accuracy"))
+
+
+def _without_real_data(changes: list[str]) -> list[str]:
+    """Changes that embedded data and a tiny network can take: other images become noise, networks the MLP."""
+    stand_ins = {
+        "data.unlabeled": "fedbe.reproduce.smoke:images",
+        "data.unlabeled_size": "100",
+        "split.minor_images": "1",
+    }
+    kept = [c.partition("=") for c in changes if not c.startswith(("model.", "data.server"))]
+    return [f"{key}={stand_ins.get(key, value)}" for key, _, value in kept]
+
+
+def available() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
+
+
+def load_study(name: str) -> Study:
+    """A study by name."""
+    path = available().get(name)
+    if path is None:
+        raise RecipeError(f"no study '{name}': {nearest(name, available())}")
+    try:
+        return Study.model_validate({"name": name, **tomllib.loads(path.read_text(encoding="utf-8"))})
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise RecipeError(f"the study '{name}' is not valid: {error}") from error
