@@ -257,8 +257,28 @@ def test_data_that_cannot_be_trained_on(job):
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("epochs", -1), ("batch", 0), ("lr", 0.0), ("lr", float("nan")), ("momentum", 1.0), ("weight_decay", -0.1)],
+    [
+        ("epochs", -1),
+        ("batch", 0),
+        ("lr", 0.0),
+        ("lr", float("nan")),
+        ("lr_decay", 1.1),
+        ("momentum", 1.0),
+        ("weight_decay", -0.1),
+    ],
 )
 def test_settings(setting, value):
     with pytest.raises(SettingError, match=f"`{setting}` must be"):
         LocalSettings(**{setting: value})
+
+
+def test_the_step_size_can_fall_within_a_round(job):
+    """lr·0.5^k: with one batch an epoch and no momentum, three steps are three single ones of halved size."""
+    bench, start, inputs, labels = job("mlp", 8)
+
+    def trained(begin, epochs, lr, lr_decay=1.0):
+        settings = LocalSettings(epochs, batch=8, lr=lr, lr_decay=lr_decay, momentum=0.0, weight_decay=0.0)
+        return train(bench, begin, inputs, labels, settings, generator(0)).state
+
+    whole = trained(start, 3, 0.4, lr_decay=0.5)
+    torch.testing.assert_close(whole.params, trained(trained(trained(start, 1, 0.4), 1, 0.2), 1, 0.1).params)

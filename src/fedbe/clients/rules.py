@@ -17,7 +17,7 @@ from fedbe.states import Layout
 
 @dataclass(frozen=True, eq=False)
 class LocalRun:
-    """What a rule may know: the trainable parameters, the global ones, step size and momentum of this round.
+    """What a rule may know: the trainable parameters, the global ones, step sizes and momentum of this round.
 
     broadcast  vectors [P] that came with the global model, by name (SCAFFOLD's "control")
     memory     vectors [P] that this client keeps between its rounds, by name
@@ -28,6 +28,7 @@ class LocalRun:
     start: Tensor
     lr: float
     momentum: float
+    lr_decay: float = 1.0
     broadcast: Mapping[str, Tensor] = field(default_factory=dict)
     memory: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -143,18 +144,25 @@ class _RunningControl:
     def finish(self, end: Tensor, steps: int) -> Outcome:
         if not steps:
             return Outcome(memory={self.NAME: self._own}, extras={self.NAME: torch.zeros_like(self._own)})
-        change = (self._run.start - end) / travelled(steps, self._run.lr, self._run.momentum) - self._server
+        change = (self._run.start - end) / travelled(
+            steps, self._run.lr, self._run.momentum, self._run.lr_decay
+        ) - self._server
         return Outcome(extras={self.NAME: change}, memory={self.NAME: self._own + change})
 
 
-def travelled(steps: int, lr: float, momentum: float) -> float:
+def travelled(steps: int, lr: float, momentum: float, lr_decay: float = 1.0) -> float:
     """How far `steps` steps of SGD with momentum go along a constant gradient of length 1.
 
-    >>> travelled(3, 0.1, 0.0)
-    0.30000000000000004
-    >>> round(travelled(2, 1.0, 0.5), 3)   # 1, then 1 + 0.5
+    Σ_k lr·decay^k · v_k with v_k = momentum·v_{k−1} + 1, k = 0, 1, …
+
+    >>> travelled(2, 1.0, 0.5)      # 1, then 0.5 + 1
     2.5
+    >>> travelled(2, 1.0, 0.0, 0.5)
+    1.5
     """
-    if momentum == 0:
-        return steps * lr
-    return lr * (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+    distance = velocity = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1.0
+        distance += lr * velocity
+        lr *= lr_decay
+    return distance

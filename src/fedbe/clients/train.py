@@ -23,6 +23,7 @@ class LocalSettings:
     epochs        E passes over its own data; a slow client trains fewer (systems heterogeneity), 0 trains nothing
     batch         examples in a mini-batch
     lr            η_l of this round (see `step_size` for the schedule over rounds)
+    lr_decay      factor on the step size after every step; 1 keeps it constant within the round, as the paper does
     momentum      of SGD, started anew each round
     weight_decay  not on normalisation layers
     """
@@ -30,6 +31,7 @@ class LocalSettings:
     epochs: int = 20
     batch: int = 40
     lr: float = 0.01
+    lr_decay: float = 1.0
     momentum: float = 0.9
     weight_decay: float = 1e-3
 
@@ -40,6 +42,8 @@ class LocalSettings:
             raise SettingError(f"`batch` must be >= 1, got {self.batch}")
         if not self.lr > 0:
             raise SettingError(f"`lr` must be > 0, got {self.lr}")
+        if not 0 < self.lr_decay <= 1:
+            raise SettingError(f"`lr_decay` must be in (0, 1], got {self.lr_decay}")
         if not 0 <= self.momentum < 1:
             raise SettingError(f"`momentum` must be in [0, 1), got {self.momentum}")
         if not self.weight_decay >= 0:
@@ -86,6 +90,7 @@ def train(
         parameters=dict(bench.trainable()),
         start=start.params,
         lr=settings.lr,
+        lr_decay=settings.lr_decay,
         momentum=settings.momentum,
         broadcast=_vectors(bench, broadcast, "`broadcast`"),
         memory=_vectors(bench, memory, "`memory`"),
@@ -103,7 +108,7 @@ def train(
                 loss.backward()  # type: ignore[no-untyped-call]
                 for rule in active:
                     rule.correct()
-                optimizer.step(settings.lr)
+                optimizer.step(settings.lr * settings.lr_decay**steps)
                 epoch_loss += loss.detach() * len(index)
                 steps += 1
     state = bench.read()

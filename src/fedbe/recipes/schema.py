@@ -68,6 +68,7 @@ class Training(Section):
     epochs             E; or [low, high]: each client has its own number, drawn once, uniformly
     one_round_epochs   E of the one long round of 1-Ensemble
     batch, lr, momentum, weight_decay   of local SGD
+    lr_decay           factor on lr after every step of a round; 1 for none
     schedule           of lr over rounds: paper, released or constant
     """
 
@@ -77,6 +78,7 @@ class Training(Section):
     one_round_epochs: Count = 200
     batch: Count = 40
     lr: Annotated[float, Field(gt=0)] = 0.01
+    lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 1e-3
     schedule: str = "paper"

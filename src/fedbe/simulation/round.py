@@ -84,7 +84,7 @@ class Simulation:
     def local_settings(self, round: int, client: int) -> LocalSettings:
         t = self.recipe.training
         lr = step_size(t.lr, round, self.rounds, t.schedule)
-        return LocalSettings(self.epochs(client), t.batch, lr, t.momentum, t.weight_decay)
+        return LocalSettings(self.epochs(client), t.batch, lr, t.lr_decay, t.momentum, t.weight_decay)
 
     def predictor(self, where: Where) -> Predictor:
         """Members' probabilities, asked of the workers; no more models in flight than workers need."""
