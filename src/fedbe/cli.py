@@ -14,7 +14,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedbe import cli_report
 from fedbe.cli_data import app as data_app
+from fedbe.cli_flower import app as flower_app
 from fedbe.cli_reproduce import reproduce
 from fedbe.errors import FedBEError, RecipeError, RunError, SettingError, nearest
 from fedbe.simulation.warm import warm_up
@@ -26,6 +28,9 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
+app.command()(cli_report.report)
+app.command()(cli_report.watch)
 app.command()(reproduce)
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -261,11 +266,13 @@ def _show_run(folder: Path) -> None:
 
 
 def _show_comparison(folder: Path) -> None:
+    from fedbe import report
     from fedbe.methods import get
     from fedbe.simulation import compare as several
 
     rows = several.table(folder)
-    report = several.write_report(folder, rows)
+    several.write_report(folder, rows)
+    page = report.write_page(report.build(report.read_studies([folder])), folder / "report.html")
     best = max(rows, key=lambda r: r.mean).method
     table = _table("method", "test accuracy, %", f"against {get(rows[0].method).title}", "p (paired)")
     for row in rows:
@@ -274,7 +281,7 @@ def _show_comparison(folder: Path) -> None:
         table.add_row(*(f"[{style}]{c}[/{style}]" if style and c else c for c in cells))
     out.print(table)
     out.print(several.verdict(rows))
-    out.print(f"report: {report}")
+    out.print(f"report: {page}")
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 FOLDER/checkpoint-*.safetensors   all that crosses a round: model, server memory, the clients' memories
 FOLDER/rounds.jsonl               one line a round: who took part, who was set aside and why, how long it took
 FOLDER/model.safetensors          the final weights under the module's own names
+FOLDER/report.json                the metrics of each round: of training, of the clients' evaluation, of the server's
 """
 
 import hashlib
@@ -15,7 +16,7 @@ import torch
 
 import fedbe
 from fedbe.errors import RunError
-from fedbe.files import append_line, write_whole
+from fedbe.files import append_line, write_json, write_whole
 from fedbe.servers.door import Server
 from fedbe.simulation import checkpoint
 from fedbe.simulation.round import RunState
@@ -55,10 +56,14 @@ class Journal:
             append_line(self.folder / "rounds.jsonl", line)
             checkpoint.save(self.folder, state, self._identity)
 
-    def finish(self, model: ModelState, layout: Layout) -> None:
+    def finish(self, model: ModelState, layout: Layout, metrics: dict[str, dict[str, Any]]) -> None:
+        """The final model, and the metrics of all rounds, those of earlier parts of a resumed run included."""
         if self.folder is not None:
             named = {n: t.contiguous().clone() for n, t in layout.unpack(model).items()}
             write_whole(self.folder / "model.safetensors", safetensors.torch.save(named))
+            path = self.folder / "report.json"
+            before = json.loads(path.read_text()) if path.exists() else {}
+            write_json(path, {kind: before.get(kind, {}) | found for kind, found in metrics.items()})
 
     def _make(self) -> None:
         assert self.folder is not None

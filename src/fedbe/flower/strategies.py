@@ -75,9 +75,15 @@ class CatalogueStrategy(FlowerFedAvg):
         """Flower's loop, from where the server stands; then the final model is written."""
         if self.method.one_round and self.server.round + num_rounds > 1:
             raise SettingError(f"{self.method.title} is defined for one round: set num_rounds to 1, got {num_rounds}")
+        done, layout = self.server.round, self.server.bench.layout
         result = super().start(grid, initial_arrays, num_rounds, *args, **others)
-        layout = self.server.bench.layout
-        self.journal.finish(layout.pack(self._read(result.arrays)), layout)
+        found = (result.train_metrics_clientapp, result.evaluate_metrics_clientapp, result.evaluate_metrics_serverapp)
+        metrics = {
+            kind: {str(number + done): dict(record) for number, record in records.items()}
+            for kind, records in zip(("train", "evaluate", "server"), found, strict=True)
+        }
+        if result.arrays:  # there are none if nobody was to train
+            self.journal.finish(layout.pack(self._read(result.arrays)), layout, metrics)
         return result
 
     def restore(self, state: RunState | None) -> None:

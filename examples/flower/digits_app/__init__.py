@@ -1,0 +1,1 @@
+"""A federation that learns handwritten digits."""

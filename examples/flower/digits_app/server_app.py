@@ -1,0 +1,47 @@
+"""What the server does. The strategy is the line to look at."""
+
+import torch
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+
+import fedbe.flower
+from digits_app.task import Net, parts, pixels
+from fedbe.methods import get
+
+DISTILLATION = {"server_lr": 3e-3}  # 300 images make few steps, so longer ones
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train all rounds; a run that was stopped goes on where its folder says."""
+    config = context.run_config
+    clients, seed = int(config["clients"]), int(config["seed"])
+    data, test, split = parts(clients, seed)
+    strategy = fedbe.flower.strategy(
+        str(config["method"]),
+        model=Net,
+        unlabeled=pixels(data, split.server),
+        seed=seed,
+        fraction_train=float(config["fraction"]),
+        fraction_evaluate=0.0,
+        min_available_nodes=clients,
+        total_clients=clients,
+        identify=True,
+        folder=config["folder"] or None,
+        **DISTILLATION if get(str(config["method"])).needs_unlabeled else {},
+    )
+
+    def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
+        net = Net()
+        net.load_state_dict(fedbe.flower.from_record(arrays, net))
+        with torch.no_grad():
+            right = net(pixels(test)).argmax(1) == test.labels
+        return MetricRecord({"accuracy": float(right.float().mean())})
+
+    weights, rounds = fedbe.flower.to_record(Net().state_dict()), int(config["rounds"])
+    if config["folder"]:
+        fedbe.flower.resume(strategy, grid, weights, rounds, evaluate_fn=evaluate)
+    else:
+        strategy.start(grid, weights, rounds, evaluate_fn=evaluate)

@@ -1,0 +1,129 @@
+"""Processes that outlive the command that started them: a pid file and a log each, ended by their own id."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedbe.errors import ExtraError, RunError
+from fedbe.files import write_json
+
+_OURS: dict[int, "subprocess.Popen[bytes]"] = {}  # children of this very process, until they have ended
+
+
+def tool(name: str) -> str:
+    """One of Flower's programs, from the environment that runs this one."""
+    path = Path(sys.executable).with_name(name)
+    if not path.exists():
+        raise ExtraError(f"`{name}` is not beside {sys.executable}: pip install 'fedbe[flower]'")
+    return str(path)
+
+
+def start(folder: Path, name: str, command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Start NAME in a session of its own, so that its children can be ended with it."""
+    with (folder / f"{name}.log").open("ab") as log:
+        process = subprocess.Popen(  # it is to live on
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(environment), start_new_session=True
+        )
+    _OURS[process.pid] = process
+    write_json(folder / f"{name}.pid", {"pid": process.pid, "started": _started(process.pid)})
+    return process.pid
+
+
+def alive(folder: Path, name: str) -> int | None:
+    """The pid of NAME if it still runs; another process that got its number since is not it."""
+    try:
+        known = json.loads((folder / f"{name}.pid").read_text())
+        pid, started = int(known["pid"]), known["started"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    _reap(pid)
+    return pid if _exists(pid) and _started(pid) == started else None
+
+
+def stop(folder: Path, names: Sequence[str], seconds: float = 10.0) -> list[str]:
+    """End these and their children: all politely, then for good what is left. Returns those that were running."""
+    running = {name: pid for name in names if (pid := alive(folder, name)) is not None}
+    for pid in running.values():
+        _signal(pid, signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    for pid in running.values():
+        while _group_exists(pid) and time.monotonic() < deadline:
+            _reap(pid)
+            time.sleep(0.1)
+        _signal(pid, signal.SIGKILL)
+        _reap(pid)
+    for name in names:
+        (folder / f"{name}.pid").unlink(missing_ok=True)
+    return list(running)
+
+
+def names(folder: Path) -> list[str]:
+    """Everything that was started here and not stopped."""
+    return sorted(path.stem for path in folder.glob("*.pid"))
+
+
+def last_lines(folder: Path, name: str, count: int = 8) -> str:
+    """The end of a log."""
+    try:
+        text = (folder / f"{name}.log").read_text(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody uses now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    except OSError as error:
+        raise RunError(f"no free port on 127.0.0.1: {error.strerror}") from error
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _group_exists(pid: int) -> bool:
+    try:
+        os.killpg(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def _reap(pid: int) -> None:
+    """If it is our own child and has ended, let the system forget it."""
+    if pid in _OURS and _OURS[pid].poll() is not None:
+        del _OURS[pid]
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the system's own words; "" if it has ended, or where the system does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] == "Z" else fields[19]
+    except (OSError, IndexError):
+        return ""

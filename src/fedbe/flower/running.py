@@ -1,0 +1,98 @@
+"""Submit an app to a deployment, follow it, and bring home what it made."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+
+from fedbe.errors import RunError, SettingError
+from fedbe.flower.deployment import Deployment
+
+POLL_SECONDS = 2.0
+Say = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that completed: its folder, the number of rounds it has, and the report."""
+
+    folder: Path
+    rounds: int
+    report: dict[str, Any]
+
+
+def submit(deployment: Deployment, name: str | None, settings: Sequence[str] = ()) -> tuple[int, Path]:
+    """Start the app in the deployment's folder. A name that was used before is resumed."""
+    runs = (deployment.folder / "runs").resolve()
+    folder = runs / (name or _next(runs))
+    for one in settings:
+        if "=" not in one:
+            raise SettingError(f"a setting must be KEY=VALUE, got '{one}'")
+    overrides = [f"{k}={_toml(v)}" for k, v in (one.split("=", 1) for one in settings)]
+    overrides.append(f"folder={json.dumps(str(folder))}")
+    words = [word for one in overrides for word in ("--run-config", one)]
+    answer = deployment.flwr("run", str(deployment.folder.resolve()), *words)
+    return int(answer["run-id"]), folder
+
+
+def follow(deployment: Deployment, run: int, folder: Path, say: Say) -> Outcome:
+    """Wait for the end, telling every finished round; RunError if the run failed or left no model."""
+    told = len(_lines(folder))
+    while True:
+        status = status_of(deployment, run)
+        lines = _lines(folder)
+        for line in lines[told:]:
+            say(line)
+        told = max(told, len(lines))
+        if status.startswith("finished"):
+            break
+        time.sleep(POLL_SECONDS)
+    if status != "finished:completed":
+        log = f"FLWR_HOME={deployment.state}/flwr flwr log {run} fedbe --show"
+        raise RunError(f"run {run} {status.replace(':', ', ')}; read its log with: {log}")
+    _check_model(folder / "model.safetensors", run)
+    return Outcome(folder, len(lines), json.loads((folder / "report.json").read_text()))
+
+
+def status_of(deployment: Deployment, run: int) -> str:
+    """What Flower says of a run: pending, starting, running, finished:completed, finished:failed …"""
+    found = deployment.flwr("ls", "--run-id", str(run))["runs"]
+    return str(found[0]["status"])
+
+
+def _check_model(path: Path, run: int) -> None:
+    """A run can "complete" with nothing in its hands."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            if not list(file.keys()):
+                raise RunError(f"run {run} completed with an empty model")
+    except (OSError, safetensors.SafetensorError) as error:
+        raise RunError(f"run {run} completed, but left no model in {path}: {error}") from error
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "rounds.jsonl"
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            break  # it is being written
+    return found
+
+
+def _next(runs: Path) -> str:
+    return next(f"run-{i}" for i in range(1, 10_000) if not (runs / f"run-{i}").exists())
+
+
+def _toml(value: str) -> str:
+    """A value as TOML: numbers and true/false as they are, anything else in quotes."""
+    try:
+        float(value)
+    except ValueError:
+        return value if value in ("true", "false") or value.startswith('"') else json.dumps(value)
+    return value
