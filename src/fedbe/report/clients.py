@@ -1,0 +1,63 @@
+"""Who has which images: the split of a study, clients × classes."""
+
+from functools import lru_cache
+
+from fedbe import data
+from fedbe.data import Task
+from fedbe.errors import FedBEError
+from fedbe.recipes import Recipe
+from fedbe.report.spec import Chart, Panel, Table
+from fedbe.report.trials import Study
+
+
+def split(study: Study) -> Chart | str:
+    """The split of the study's first seed, drawn anew from the recipe; or why it cannot be."""
+    seed = study.trials[0].info.seed
+    try:
+        counts, classes = _counts(study.recipe, seed)
+    except FedBEError as error:
+        return f"The split is not shown, because its data is not here: {error}."
+    except Exception as error:  # a user's own module:function may raise anything, and a report must not end by it
+        return f"The split is not shown: {type(error).__name__}: {error}."
+    names = tuple(f"client {i}" for i in range(len(counts)))
+    return Chart(
+        "split",
+        "bubbles",
+        _finding(counts),
+        f"Training examples by client and class: the area of a bubble is their number. Seed {seed}; "
+        f"every seed has its own split. {study.recipe.data.source}, {study.recipe.split.kind}.",
+        (Panel(rows=names, columns=classes, counts=counts),),
+        Table(
+            ("Client", *classes, "all"),
+            tuple((n, *(f"{c:,}" for c in row), f"{sum(row):,}") for n, row in zip(names, counts, strict=True)),
+        ),
+        "class",
+        "client",
+        "examples",
+        0,
+    )
+
+
+def _finding(counts: tuple[tuple[int, ...], ...]) -> str:
+    """How uneven it is: the share of a client's two largest classes, over all clients."""
+    largest = sum(sum(sorted(row)[-2:]) for row in counts) / max(1, sum(map(sum, counts)))
+    few = f"{100 * largest:.0f} % of a client's data is of its two largest classes"
+    return f"{len(counts)} clients: {few}" if len(counts[0]) > 3 else f"{len(counts)} clients, {len(counts[0])} classes"
+
+
+@lru_cache(maxsize=8)
+def load_task(source: str) -> Task:
+    """Data that several parts of a report need; read once."""
+    return data.load(source)
+
+
+def _counts(recipe: Recipe, seed: int) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    train = load_task(recipe.data.source).train
+    settings = recipe.split.settings()
+    if recipe.split.kind == "column":
+        settings["ids"] = train.clients
+    parts = data.split(
+        recipe.split.kind, train.labels, clients=recipe.split.clients, server=recipe.data.server, seed=seed, **settings
+    )
+    counts = parts.counts(train.labels, len(train.classes)).tolist()
+    return tuple(map(tuple, counts)), train.classes

@@ -1,0 +1,178 @@
+"""Charts of cost: time and memory by phase, the server beside the clients, bytes over the network."""
+
+from collections.abc import Callable, Mapping
+from statistics import mean
+
+from fedbe.report.spec import Bar, Chart, Panel, Table
+from fedbe.report.trials import Study, Trial, seeds_of
+from fedbe.simulation.round import Record
+
+# The steps of a round as the record names them, gathered into what a reader can tell apart.
+PHASES: Mapping[str, tuple[str, ...]] = {
+    "clients train": ("train",),
+    "guard and average": ("guard", "mean"),
+    "members vote": ("fit", "ensemble"),
+    "student learns": ("distill",),
+    "measuring": ("evaluate", "test"),
+}
+MEMORY = {"train": "clients train", "server": "server step", "test": "measuring"}
+NOT_SERVER = ("train", "test", "evaluate", "round")  # `evaluate` measures the student: a report needs it, a server not
+
+
+def seconds(study: Study) -> Chart | None:
+    """Seconds a round by phase."""
+    columns = {name: _mean(study, _sum_of(keys)) for name, keys in PHASES.items()}
+    whole = _mean(study, lambda r: r.get("seconds", {}).get("round"))
+    if not whole:
+        return None
+    titles = study.methods
+    spent = ", ".join(f"{time(whole[m])} with {titles[m]}" for m in whole)
+    return Chart(
+        "seconds",
+        "bars",
+        f"A round takes {spent}" if len(whole) < 4 else "Where the time of a round goes",
+        f"Wall-clock time of a round by phase, mean over rounds and seeds; {seeds_of(study.trials)}. {_machine(study)} "
+        "Measuring is for this report only.",
+        tuple(_panel(study, name, found, time) for name, found in columns.items() if found),
+        _table(study, {**columns, "whole round": whole}, "s", lambda v: f"{v:.4f}"),
+        unit="s",
+    )
+
+
+def memory(study: Study) -> Chart | None:
+    """Peak memory by phase: the largest round of each run, mean over seeds."""
+    columns = {title: _peak(study, key) for key, title in MEMORY.items()}
+    if not any(columns.values()):
+        return None
+    top = max((mb, m) for found in columns.values() for m, mb in found.items())
+    return Chart(
+        "memory",
+        "bars",
+        f"Memory peaks at {megabytes(top[0])}" + (f", with {study.methods[top[1]]}" if len(study.methods) > 1 else ""),
+        "Largest resident memory of all processes of a run by phase, mean over seeds; pages that processes share count "
+        f"in each; {seeds_of(study.trials)}.",
+        tuple(_panel(study, name, found, megabytes) for name, found in columns.items() if found),
+        _table(study, columns, "MB", lambda v: f"{v:.1f}"),
+        unit="MB",
+    )
+
+
+def sides(study: Study) -> Chart | None:
+    """What the server's step costs beside what the clients' training costs, in seconds."""
+    columns = {"clients": _mean(study, _sum_of(("train",))), "server": _mean(study, _server_seconds)}
+    clients, server = columns.values()
+    if not clients or not server:
+        return None
+    heavy = max(server, key=lambda m: server[m])
+    return Chart(
+        "sides",
+        "bars",
+        f"{study.methods[heavy]}'s server works {time(server[heavy])} a round, its clients {time(clients[heavy])}",
+        "Seconds a round of the clients' training (all clients, shared by the worker processes) and of the server's "
+        f"step, mean over rounds and seeds; {seeds_of(study.trials)}.",
+        tuple(_panel(study, name, values, time) for name, values in columns.items()),
+        _table(study, columns, "s", lambda v: f"{v:.4f}"),
+        unit="s",
+    )
+
+
+def traffic(study: Study) -> Chart | None:
+    """Bytes a round, down to the clients and up to the server."""
+    columns = {"server to clients": _mean(study, _bytes("down")), "clients to server": _mean(study, _bytes("up"))}
+    whole = _mean(study, lambda r: sum(r["bytes"].values()) if "bytes" in r else None)
+    if not whole:
+        return None
+    most, differ = max(whole, key=lambda m: whole[m]), len(set(whole.values())) > 1
+    return Chart(
+        "bytes",
+        "bars",
+        f"A round moves {size(whole[most])}" + (f" with {study.methods[most]}, the most" if differ else ""),
+        "What a network would have moved in a round, mean over rounds and seeds; the server's own work moves "
+        f"nothing; {seeds_of(study.trials)}.",
+        tuple(_panel(study, name, values, size) for name, values in columns.items()),
+        _table(study, columns, "bytes", lambda v: f"{v:,.0f}"),
+        unit="bytes",
+    )
+
+
+def time(value: float) -> str:
+    """
+    >>> time(0.0042), time(0.42), time(42.0)
+    ('4.2 ms', '0.42 s', '42.0 s')
+    """
+    if value < 0.1:
+        return f"{1000 * value:.1f} ms"
+    return f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
+
+
+def megabytes(value: float) -> str:
+    return f"{value:,.0f} MB"
+
+
+def size(value: float) -> str:
+    """
+    >>> size(525_200), size(900), size(5.252e9)
+    ('525 kB', '900 B', '5.25 GB')
+    """
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= step:
+            return f"{value / step:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def _panel(study: Study, name: str, values: Mapping[str, float], text: Callable[[float], str]) -> Panel:
+    return Panel(name, bars=tuple(Bar(study.methods[m], m, v, text(v)) for m, v in values.items()))
+
+
+def _table(study: Study, columns: Mapping[str, Mapping[str, float]], unit: str, text: Callable[[float], str]) -> Table:
+    rows = tuple(
+        (title, *(text(found[m]) if m in found else "–" for found in columns.values()))
+        for m, title in study.methods.items()
+    )
+    return Table(("Method", *(f"{name}, {unit}" for name in columns)), rows)
+
+
+def _mean(study: Study, value: Callable[[Record], float | None]) -> dict[str, float]:
+    """By method: the mean over all rounds of all its runs; methods without a value are left out."""
+    found = {}
+    for method in study.methods:
+        values = [v for t in study.of(method) for r in t.records if (v := value(r)) is not None]
+        if values:
+            found[method] = mean(values)
+    return found
+
+
+def _sum_of(keys: tuple[str, ...]) -> Callable[[Record], float | None]:
+    def read(record: Record) -> float | None:
+        parts = [v for k, v in _own_seconds(record).items() if k in keys]
+        return sum(parts) if parts else None
+
+    return read
+
+
+def _bytes(way: str) -> Callable[[Record], float | None]:
+    return lambda record: record.get("bytes", {}).get(way)
+
+
+def _server_seconds(record: Record) -> float | None:
+    found = _own_seconds(record)
+    return sum(v for k, v in found.items() if k not in NOT_SERVER) if found else None
+
+
+def _own_seconds(record: Record) -> dict[str, float]:
+    """Without a posterior that was fitted for measuring only: a method that has no vote has no `ensemble`."""
+    seconds = record.get("seconds", {})
+    return {k: v for k, v in seconds.items() if k != "fit" or "ensemble" in seconds}
+
+
+def _peak(study: Study, key: str) -> dict[str, float]:
+    def largest(trial: Trial) -> float | None:
+        return max((r["memory_mb"][key] for r in trial.records if key in r.get("memory_mb", {})), default=None)
+
+    found = {m: [v for t in study.of(m) if (v := largest(t)) is not None] for m in study.methods}
+    return {m: mean(values) for m, values in found.items() if values}
+
+
+def _machine(study: Study) -> str:
+    machines = sorted({t.info.made_with.get("machine", "unknown") for t in study.trials})
+    return f"Machine: {'; '.join(machines)}."

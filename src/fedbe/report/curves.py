@@ -1,0 +1,188 @@
+"""Charts of quality: accuracy by round, ensemble beside student and average, calibration."""
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import mean
+
+from fedbe.report.spec import Chart, Dot, Panel, Series, Table
+from fedbe.report.trials import Study, over_seeds, seeds_of
+from fedbe.simulation.round import Record
+
+BAND = "Line: mean over seeds; band: ± one standard deviation"
+
+
+def percent(part: str, measure: str) -> Callable[[Record], float | None]:
+    """Reads one measure of a record, in percent; what is no number counts as missing."""
+
+    def read(record: Record) -> float | None:
+        value = record.get(part, {}).get(measure)
+        return None if value is None or not math.isfinite(value) else 100 * float(value)
+
+    return read
+
+
+def accuracy(study: Study) -> Chart | None:
+    """Test accuracy by round, a line for each method."""
+    series = _by_method(study, percent("test", "accuracy"))
+    if not series:
+        return None
+    top = max(series, key=lambda s: s.points[-1].y)
+    last, alone = top.points[-1], len(series) == 1
+    verb = "is" if study.unfinished else "ends"
+    title = f"{top.label} {verb} {'at' if alone else 'highest, at'} {last.y:.1f} % after {_rounds(int(last.x))}"
+    return Chart(
+        "accuracy",
+        "lines",
+        title,
+        f"Test accuracy by round. {_shown(study)}.",
+        (Panel(series=series),),
+        _points_table(series, "Test accuracy, %"),
+        "round",
+        "test accuracy, %",
+        "%",
+        note=_uneven(series),
+    )
+
+
+PARTS = (("test", "", "solid"), ("test_ensemble", "ensemble", "dashed"), ("test_average", "average", "faint"))
+
+
+def teachers(study: Study) -> Chart | None:
+    """For each method: the vote of the ensemble, the average of the clients, and the model that the round ends with."""
+    panels = []
+    for method, title in study.methods.items():
+        trials, series = study.of(method), []
+        for part, name, style in PARTS:
+            points = over_seeds(trials, percent(part, "accuracy"))
+            if points:
+                series.append(Series(name or trials[0].ends_as, method, points, style))
+        if len(series) > 1:
+            panels.append(Panel(title, tuple(series)))
+    if not panels:
+        return None
+    rows = tuple(s for p in panels for s in _prefixed(p))
+    left_out = [t for t in study.methods.values() if t not in {p.title for p in panels}]
+    return Chart(
+        "teachers",
+        "lines",
+        _gap(panels[-1]),
+        "Test accuracy by round of the ensemble's vote, of the average of the clients' weights, and of the student "
+        f"that learned from the vote. {_shown(study)}.",
+        tuple(panels),
+        _points_table(rows, "Test accuracy, %"),
+        "round",
+        "test accuracy, %",
+        "%",
+        note=f"No ensemble was measured for {', '.join(left_out)}." if left_out else "",
+    )
+
+
+def calibration(study: Study) -> Chart | None:
+    """Expected calibration error by round."""
+    series = _by_method(study, percent("test", "ece"))
+    if not series:
+        return None
+    low = min(series, key=lambda s: s.points[-1].y)
+    title = f"Calibration error {'is' if study.unfinished else 'ends'} at {low.points[-1].y:.1f} points"
+    return Chart(
+        "calibration",
+        "lines",
+        f"{title} for {low.label}" + (", the lowest" if len(series) > 1 else ""),
+        "Expected calibration error (ECE, 15 bins of confidence) on the test data by round: 0 is best. "
+        f"{_shown(study)}.",
+        (Panel(series=series),),
+        _points_table(series, "ECE, points"),
+        "round",
+        "ECE, points",
+        "points",
+        note=_uneven(series),
+    )
+
+
+def confidence(study: Study) -> Chart | None:
+    """Mean confidence against accuracy at the end: a dot for each seed, a ring for their mean."""
+    dots, ends = [], []
+    for method, title in study.methods.items():
+        last = [(t.info.seed, _both(t.measured[-1])) for t in study.of(method) if t.measured]
+        found = [(seed, pair) for seed, pair in last if pair is not None]
+        dots += [Dot(x, y, f"{title}, seed {seed}", method) for seed, (x, y) in found]
+        if found:
+            x, y = (mean(pair[axis] for _, pair in found) for axis in (0, 1))
+            ends.append(Dot(x, y, title, method, role="mean"))
+    if not dots:
+        return None
+    return Chart(
+        "confidence",
+        "dots",
+        _sure(study, ends),
+        "Mean confidence against accuracy on the test data at each run's last round. On the diagonal a model is as "
+        f"sure as it is right. A dot for each seed, a ring for the mean of a method; {seeds_of(study.trials)}.",
+        (Panel(dots=(*dots, *ends)),),
+        Table(
+            ("Run", "Confidence, %", "Accuracy, %"),
+            tuple((f"{d.label}, mean" if d.role else d.label, f"{d.x:.1f}", f"{d.y:.1f}") for d in (*dots, *ends)),
+        ),
+        "mean confidence, %",
+        "accuracy, %",
+        "%",
+    )
+
+
+def _both(record: Record) -> tuple[float, float] | None:
+    x, y = percent("test", "confidence")(record), percent("test", "accuracy")(record)
+    return None if x is None or y is None else (x, y)
+
+
+def _sure(study: Study, ends: Sequence[Dot]) -> str:
+    """The finding: the method that is furthest from the diagonal at the end."""
+    worst = max(ends, key=lambda d: abs(d.y - d.x))
+    gap = worst.y - worst.x
+    way = "less sure than it is right" if gap > 0 else "surer than it is right"
+    verb = "is" if study.unfinished else "ends"
+    return f"{worst.label} {verb} {abs(gap):.1f} points {way}"
+
+
+def _gap(panel: Panel) -> str:
+    """The finding of one method: how far ensemble and student end from the average."""
+    ends = {s.label: s.points[-1].y for s in panel.series}
+    base = ends.get("average")
+    if base is None:
+        return f"{panel.title}: the ensemble beside the model"
+    others = sorted(((name, y - base) for name, y in ends.items() if name != "average"), key=lambda pair: pair[0])
+    (first, gap), *rest = ((name, f"{abs(d):.1f} points {'above' if d >= 0 else 'below'}") for name, d in others)
+    return f"{panel.title}'s {first} is {gap} its average" + "".join(f", its {name} {d}" for name, d in rest)
+
+
+def _by_method(study: Study, value: Callable[[Record], float | None]) -> tuple[Series, ...]:
+    found = ((title, m, over_seeds(study.of(m), value)) for m, title in study.methods.items())
+    return tuple(Series(title, m, points) for title, m, points in found if points)
+
+
+def _prefixed(panel: Panel) -> list[Series]:
+    return [Series(f"{panel.title}, {s.label}", s.method, s.points) for s in panel.series]
+
+
+def _points_table(series: Sequence[Series], what: str) -> Table:
+    rows = [
+        (s.label, f"{p.x:g}", f"{p.y:.2f}", "–" if p.high is None else f"{p.high - p.y:.2f}", str(p.n))
+        for s in series
+        for p in s.points
+    ]
+    return Table(("Series", "Round", what, "std", "n"), tuple(rows))
+
+
+def _shown(study: Study) -> str:
+    seeds = seeds_of(study.trials)
+    return f"{BAND}; {seeds}" if not seeds.startswith("n = 1 ") else f"One run for each method, so no band; {seeds}"
+
+
+def _rounds(count: int) -> str:
+    return f"{count} round{'s' if count > 1 else ''}"
+
+
+def _uneven(series: Sequence[Series]) -> str:
+    """A mean over other seeds from one round to the next can jump: say so."""
+    jumps = [s.label for s in series if len({p.n for p in s.points}) > 1]
+    if not jumps:
+        return ""
+    return f"{', '.join(jumps)}: not every seed has come equally far, so n changes along the line (see the data)."

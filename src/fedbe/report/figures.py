@@ -1,0 +1,218 @@
+"""The pictures of a report for papers: PNG, SVG or PDF by matplotlib, from the same data as the page."""
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbe.errors import RunError
+from fedbe.files import write_whole
+from fedbe.report import colours
+from fedbe.report.spec import Chart, Panel, Section, Series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, SOFT, GRID = "#16181b", "#5a5e65", "#e9e7e2"
+STYLES = {"solid": ("-", 1.8, 1.0), "dashed": ("--", 1.6, 1.0), "faint": ("-", 1.0, 0.7)}
+
+
+def write_figures(sections: Sequence[Section], folder: Path, kind: str) -> list[Path]:
+    """A file for each chart: SECTION-CHART.KIND, or CHART.KIND where there is one section."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot create {folder}: {error.strerror}") from error
+    written = []
+    for section in sections:
+        prefix = f"{section.id}-" if len(sections) > 1 else ""
+        for chart in section.charts:
+            path = folder / f"{prefix}{chart.id}.{kind}"
+            write_whole(path, draw(chart, kind))
+            written.append(path)
+    return written
+
+
+def draw(chart: Chart, kind: str) -> bytes:
+    """One chart as the content of a file; the same chart gives the same bytes."""
+    from matplotlib import rc_context  # slow to import, and only pictures need it
+    from matplotlib.figure import Figure
+
+    looks: Any = {
+        "svg.hashsalt": "fedbe",
+        "svg.fonttype": "none",
+        "pdf.fonttype": 42,
+        "font.size": 8,
+        "text.color": INK,
+    }
+    with rc_context({**looks, "axes.edgecolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT}):
+        figure = Figure(_size(chart), dpi=200, layout="constrained")
+        all_axes = figure.subplots(1, len(chart.panels), squeeze=False, sharex=_shared(chart), sharey=_shared(chart))[0]
+        for panel, axes in zip(chart.panels, all_axes, strict=True):
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.set_title(panel.title, loc="left", fontsize=8, fontweight="bold")
+            DRAW[chart.kind](chart, panel, axes)
+        _caption(figure, chart)
+        memory = BytesIO()
+        stamp = {"CreationDate": None} if kind == "pdf" else {"Date": None} if kind == "svg" else {}
+        figure.savefig(memory, format=kind, metadata=stamp)
+    return memory.getvalue()
+
+
+def _size(chart: Chart) -> tuple[float, float]:
+    """In inches: a text column for one panel, a page for several."""
+    wide = min(7.2, 2.3 * len(chart.panels)) if len(chart.panels) > 1 else 4.6
+    if chart.kind == "bars":
+        return max(4.6, wide), 1.1 + 0.28 * max(len(p.bars) for p in chart.panels)
+    if chart.kind == "bubbles":
+        return 4.6, min(9.0, 1.4 + 0.3 * len(chart.panels[0].rows))
+    return max(4.6, wide), 4.2 if chart.kind in ("dots", "triangle") else 3.0
+
+
+def _shared(chart: Chart) -> bool:
+    return chart.kind in ("lines", "bars")
+
+
+def _caption(figure: "Figure", chart: Chart) -> None:
+    """The finding above; n and seeds are in what is shown, which goes below."""
+    figure.suptitle(_wrapped(chart.title, figure, 11), x=0.01, ha="left", fontsize=9.5, fontweight="bold")
+    figure.supxlabel(_wrapped(chart.shown, figure, 17), x=0.01, ha="left", fontsize=6, color=SOFT)
+
+
+def _wrapped(text: str, figure: "Figure", letters_per_inch: float) -> str:
+    from textwrap import fill
+
+    return fill(_plain(text), int(figure.get_figwidth() * letters_per_inch))
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib does not take for a formula."""
+    return text.replace("$", r"\$")
+
+
+def _lines(chart: Chart, panel: Panel, axes: "Axes") -> None:
+    for series in panel.series:
+        _line(series, axes)
+    axes.set_xlabel(chart.x_label, color=SOFT)
+    axes.set_ylabel(chart.y_label, color=SOFT)
+    axes.locator_params("x", integer=True)
+    axes.grid(axis="y", color=GRID)
+    if chart.unit == "points":
+        axes.set_ylim(bottom=0)
+    if panel.title:  # lines of one colour: only a piece of each line tells them apart
+        axes.legend(frameon=False, fontsize=7, loc="best", labelcolor="linecolor")
+    else:
+        _end_labels(panel.series, axes)
+
+
+def _end_labels(series: Sequence[Series], axes: "Axes") -> None:
+    """Names at the ends of their lines, pushed apart where they would touch."""
+    low, high = axes.get_ylim()
+    place = high
+    for one in sorted(series, key=lambda s: -s.points[-1].y):
+        place = min(one.points[-1].y, place)
+        where = (one.points[-1].x, place)
+        axes.annotate(
+            _plain(one.label), where, (5, 0), textcoords="offset points", va="center", color=colours.light(one.method)
+        )
+        place -= 0.07 * (high - low)
+
+
+def _line(series: Series, axes: "Axes") -> None:
+    colour, (dash, width, opacity) = colours.light(series.method), STYLES[series.style]
+    xs = [p.x for p in series.points]
+    marker = "o" if len(xs) == 1 else ""
+    axes.plot(
+        xs,
+        [p.y for p in series.points],
+        dash,
+        color=colour,
+        lw=width,
+        alpha=opacity,
+        label=_plain(series.label),
+        marker=marker,
+    )
+    banded = [(p.x, p.low, p.high) for p in series.points if p.low is not None and p.high is not None]
+    if banded and series.style == "solid":
+        x, low, high = zip(*banded, strict=True)
+        axes.fill_between(x, low, high, color=colour, alpha=0.14, lw=0)
+
+
+def _bars(chart: Chart, panel: Panel, axes: "Axes") -> None:
+    # Panels share their rows, and a method that lacks a phase leaves its row empty.
+    methods = {b.method: _plain(b.label) for p in chart.panels for b in p.bars}
+    places = [list(methods).index(b.method) for b in panel.bars]
+    axes.barh(places, [b.value for b in panel.bars], 0.55, color=[colours.light(b.method) for b in panel.bars])
+    for place, bar in zip(places, panel.bars, strict=True):
+        axes.annotate(bar.text, (bar.value, place), (3, 0), textcoords="offset points", va="center", fontsize=7)
+    axes.set_yticks(range(len(methods)), list(methods.values()))
+    axes.set_ylim(len(methods) - 0.5, -0.5)
+    axes.set_xlim(0, 1.35 * max(b.value for p in chart.panels for b in p.bars))
+    axes.tick_params(bottom=False, labelbottom=False, left=False)
+    axes.spines["bottom"].set_visible(False)
+
+
+def _dots(chart: Chart, panel: Panel, axes: "Axes") -> None:
+    means = [d.x for d in panel.dots if d.role]
+    for dot in panel.dots:
+        colour = colours.light(dot.method)
+        if dot.role:
+            left = dot.x < sum(means) / len(means) - 0.01  # names stand outside of the cloud
+            shift, side = ((-8, 0), "right") if left else ((8, 0), "left")
+            axes.plot(dot.x, dot.y, "o", ms=8, mfc="none", mec=colour)
+            axes.annotate(
+                _plain(dot.label),
+                (dot.x, dot.y),
+                shift,
+                textcoords="offset points",
+                color=colour,
+                ha=side,
+                va="center",
+            )
+        else:
+            axes.plot(dot.x, dot.y, "o", ms=3.5, color=colour, alpha=0.8)
+    axes.axline((0, 0), slope=1, color=SOFT, lw=0.8, ls=":")
+    low, high = min(min(d.x, d.y) for d in panel.dots) - 2, max(max(d.x, d.y) for d in panel.dots) + 2
+    axes.set(xlim=(low, high), ylim=(low, high), xlabel=chart.x_label, ylabel=chart.y_label, aspect="equal")
+    axes.grid(color=GRID)
+
+
+def _bubbles(chart: Chart, panel: Panel, axes: "Axes") -> None:
+    most = max(1, max(map(max, panel.counts)))
+    for i, row in enumerate(panel.counts):
+        axes.scatter(range(len(row)), [i] * len(row), [130 * c / most for c in row], color="#3f5468", lw=0)
+    axes.set_xticks(range(len(panel.columns)), [_plain(c[:14]) for c in panel.columns])
+    axes.tick_params("x", rotation=90 if max(map(len, panel.columns)) > 3 else 0)
+    axes.set_yticks(range(len(panel.rows)), panel.rows)
+    axes.set(xlabel=f"{chart.x_label}; largest bubble: {most:,} {chart.unit}", ylim=(len(panel.rows) - 0.5, -0.5))
+    axes.grid(axis="y", color=GRID)
+    axes.set_axisbelow(True)
+
+
+def _triangle(chart: Chart, panel: Panel, axes: "Axes") -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    low, high = panel.scale or (0.0, 1.0)
+    ramp = LinearSegmentedColormap.from_list("fedbe", colours.RAMP)
+    corners = [d for d in panel.dots if d.role == "corner"]
+    axes.fill([d.x for d in corners], [d.y for d in corners], fill=False, ec=SOFT, lw=0.8)
+    values = [low + (d.colour or 0) * (high - low) for d in panel.dots]
+    sizes = [90 if d.role else 14 for d in panel.dots]
+    edges = [INK if d.role else "none" for d in panel.dots]
+    drawn = axes.scatter(
+        [d.x for d in panel.dots], [d.y for d in panel.dots], sizes, values, cmap=ramp, ec=edges, vmin=low, vmax=high
+    )
+    for dot in (d for d in panel.dots if d.role):
+        side = "center" if 0 < dot.x < 1 else "left" if dot.x == 0 else "right"
+        shift = (0, 9) if 0 < dot.x < 1 else (0, -15)
+        axes.annotate(dot.label, (dot.x, dot.y), shift, textcoords="offset points", ha=side, fontweight="bold")
+    axes.set(aspect="equal", ylim=(-0.12, 0.99))
+    axes.axis("off")
+    bar = axes.figure.colorbar(
+        drawn, ax=axes, orientation="horizontal", shrink=0.6, label=f"test accuracy, {chart.unit}"
+    )
+    bar.outline.set_visible(False)
+
+
+DRAW = {"lines": _lines, "bars": _bars, "dots": _dots, "bubbles": _bubbles, "triangle": _triangle}

@@ -1,0 +1,137 @@
+"""Sections -> one HTML page that needs nothing else: its style, script and data are inside, and it may load nothing.
+
+All that comes from files is escaped on its way in, and the page's own policy lets only its one script run.
+"""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from html import escape as escape_html
+from importlib import resources
+from string import Template
+
+from fedbe.report import colours
+from fedbe.report.spec import Chart, Section, Table
+
+
+def render(sections: Sequence[Section], notes: Sequence[str] = (), version: str = "") -> str:
+    """The page; `version` is set when it is served and asks for a newer one now and then."""
+    script, style = _template("page.js"), _template("page.css").replace("/*colours*/", colours.css())
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return Template(_template("page.html")).substitute(
+        policy=f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'",
+        title=escape(_title(sections)),
+        style=style,
+        script=script,
+        version=escape(version),
+        switches=_switches(sections),
+        contents=_contents(sections),
+        notes=_paragraphs(notes, "missing"),
+        sections="\n".join(_section(s) for s in sections),
+        data=_data(sections),
+    )
+
+
+def escape(text: str) -> str:
+    """Text as HTML; a number keeps its unit on its line.
+
+    >>> escape("<b> 3 %")
+    '&lt;b&gt; 3\xa0%'
+    """
+    return re.sub(r"(?<=\d) (?=(?:%|s|ms|MB|kB|GB|B|points|seeds?)(?:\W|$))", "\xa0", escape_html(text))
+
+
+def _template(name: str) -> str:
+    return (resources.files("fedbe.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _title(sections: Sequence[Section]) -> str:
+    return sections[0].title if len(sections) == 1 else f"{len(sections)} studies"
+
+
+def _switches(sections: Sequence[Section]) -> str:
+    """A button for each method of the page."""
+    methods = {name: title for s in sections for name, title in s.methods}
+    buttons = [
+        f'<button type="button" class="switch" aria-pressed="true" data-method="{escape(name)}">'
+        f'<span class="swatch m-{colours.variable(name)}" aria-hidden="true"></span>{escape(title)}</button>'
+        for name, title in methods.items()
+    ]
+    return "".join(buttons) if len(buttons) > 1 else ""
+
+
+def _contents(sections: Sequence[Section]) -> str:
+    if len(sections) < 2:
+        return ""
+    links = (f'<li><a href="#{s.id}">{escape(s.title)}</a> <span>{escape(s.finding)}</span></li>' for s in sections)
+    return f'<nav aria-label="Studies"><ol class="contents">{"".join(links)}</ol></nav>'
+
+
+def _section(section: Section) -> str:
+    charts = "\n".join(_figure(section, chart) for chart in section.charts)
+    about = "".join(f"<p>{escape(line)}</p>" for line in section.about)
+    return (
+        f'<section id="{section.id}" aria-labelledby="{section.id}-title">'
+        f'<p class="kicker">{escape(section.title)}</p>'
+        f'<h2 id="{section.id}-title">{escape(section.finding)}</h2>'
+        f'<p class="deck">{escape(section.deck)}</p>'
+        f'<div class="about">{about}</div>'
+        f'<div class="scroll results" role="region" aria-label="Results" tabindex="0">{_results(section)}</div>'
+        f'<p class="fine">{RESULTS_NOTE}</p>'
+        f'<div class="charts">{charts}</div>{_paragraphs(section.missing, "missing")}</section>'
+    )
+
+
+RESULTS_NOTE = (
+    "Accuracy of the final model on the test data, mean ± sample standard deviation over seeds; finished runs only. "
+    "Differences are paired by seed; p is of a two-sided paired t-test. The highest mean is in bold."
+)
+
+
+def _results(section: Section) -> str:
+    keys = [f' data-method="{escape(name)}"' for name, _ in section.methods]
+    swatches = [
+        f'<span class="swatch m-{colours.variable(name)}" aria-hidden="true"></span>' for name, _ in section.methods
+    ]
+    return _html_table(section.results, "Results", keys, swatches)
+
+
+def _figure(section: Section, chart: Chart) -> str:
+    name = f"{section.id}-{chart.id}"
+    note = f'<p class="missing">{escape(chart.note)}</p>' if chart.note else ""
+    return (
+        f'<figure id="{name}" class="chart {chart.kind} {chart.id}" aria-labelledby="{name}-title">'
+        f'<figcaption><h3 id="{name}-title">{escape(chart.title)}</h3><p>{escape(chart.shown)}</p>{note}</figcaption>'
+        f'<div class="plot"></div>'
+        f"<details><summary>The data behind it</summary>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="Data: {escape(chart.title)}">'
+        f"{_html_table(chart.table, chart.title)}</div></details></figure>"
+    )
+
+
+def _html_table(table: Table, caption: str, keys: Sequence[str] = (), marks: Sequence[str] = ()) -> str:
+    head = "".join(f'<th scope="col">{escape(c)}</th>' for c in table.columns)
+    body = []
+    for i, row in enumerate(table.rows):
+        mark = marks[i] if marks else ""
+        first = f'<th scope="row">{mark}{escape(row[0])}</th>'
+        cells = first + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        bold = ' class="best"' if i in table.bold else ""
+        body.append(f"<tr{bold}{keys[i] if keys else ''}>{cells}</tr>")
+    top = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>"
+    return f"<table>{top}<tbody>{''.join(body)}</tbody></table>"
+
+
+def _paragraphs(lines: Sequence[str], style: str) -> str:
+    return "".join(f'<p class="{style}">{escape(line)}</p>' for line in lines)
+
+
+def _data(sections: Sequence[Section]) -> str:
+    """The charts as JSON that no text in it can end: < and & are written as escapes."""
+    drawings = {f"{s.id}-{c.id}": c.drawing() for s in sections for c in s.charts}
+    variables = {name: colours.variable(name) for s in sections for name, _ in s.methods}
+    text = json.dumps({"charts": drawings, "colours": variables, "ramp": colours.RAMP}, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -1,0 +1,117 @@
+"""The comparison table: mean ± std, n, the paired difference to the first method and how likely chance gives it."""
+
+from dataclasses import dataclass
+
+from fedbe.report.spec import Table
+from fedbe.report.trials import Study, Trial
+from fedbe.simulation import compare
+
+
+@dataclass(frozen=True)
+class Result:
+    """One method: its finished accuracies by seed, and its row; `paired` seeds are shared with the reference."""
+
+    title: str
+    method: str
+    finals: dict[int, float]
+    row: compare.Row | None
+    paired: int
+    unfinished: tuple[Trial, ...]
+
+
+def results(study: Study) -> list[Result]:
+    """Finished runs only: an accuracy in the middle of a run is not a result."""
+    finals = {m: _finals(study.of(m)) for m in study.methods}
+    base = next(iter(finals))
+    found = []
+    for method, title in study.methods.items():
+        own = finals[method]
+        shared = [s for s in own if s in finals[base]] if method != base else []
+        row = compare.row(method, tuple(own.values()), None) if own else None
+        if shared:
+            paired = compare.row(method, tuple(own[s] for s in shared), tuple(finals[base][s] for s in shared))
+            row = compare.Row(method, tuple(own.values()), paired.difference, paired.spread, paired.chance)
+        late = tuple(t for t in study.of(method) if not t.finished)
+        found.append(Result(title, method, own, row, len(shared), late))
+    return found
+
+
+def best(found: list[Result]) -> Result | None:
+    done = [r for r in found if r.row is not None]
+    return max(done, key=lambda r: r.row.mean if r.row else 0.0) if done else None
+
+
+def table(study: Study) -> Table:
+    found = results(study)
+    first = best(found)
+    columns: tuple[str, ...] = (
+        "Method",
+        "Test accuracy, %",
+        "n",
+        "Seeds",
+        f"Against {found[0].title}, points",
+        "Paired n",
+        "p",
+    )
+    rows = tuple(_cells(r) for r in found)
+    if len(found) == 1:  # nothing to compare with
+        columns, rows = columns[:4], tuple(row[:4] for row in rows)
+    several = len([r for r in found if r.row]) > 1
+    bold = tuple(i for i, r in enumerate(found) if several and r is first)
+    return Table(columns, rows, bold)
+
+
+def _cells(result: Result) -> tuple[str, ...]:
+    late = "; ".join(f"seed {t.info.seed} unfinished, {len(t.records)} of {t.rounds} rounds" for t in result.unfinished)
+    if result.row is None:
+        return result.title, "–", "0", late or "–", "–", "–", "–"
+    _, accuracy, against, chance = compare.cells_of(result.row)
+    seeds = ", ".join(map(str, result.finals))
+    return (
+        result.title,
+        accuracy,
+        str(len(result.finals)),
+        f"{seeds}; {late}" if late else seeds,
+        against or "–",
+        str(result.paired) if result.paired else "–",
+        _readable_p(result.row.chance) if chance else "–",
+    )
+
+
+def _readable_p(chance: float | None) -> str:
+    """
+    >>> _readable_p(0.0421), _readable_p(0.0002)
+    ('0.042', '< 0.001')
+    """
+    if chance is None:
+        return "–"
+    return "< 0.001" if chance < 0.001 else f"{chance:.3f}"
+
+
+def finding(study: Study) -> tuple[str, str]:
+    """What the runs say, in a headline, and how sure that is."""
+    found = results(study)
+    if study.unfinished:
+        return f"Unfinished: {_progress(study)}", "What is shown may still change. Go on with `fedbe resume`."
+    top = best(found)
+    assert top is not None, "a finished run has a result"
+    assert top.row is not None
+    n = len(top.finals)
+    if len(found) == 1:
+        seeds = "one seed: no spread, no certainty" if n == 1 else f"n = {n} seeds, mean ± standard deviation"
+        return f"{top.title} ends at {compare.cells_of(top.row)[1]} % test accuracy", f"{seeds[0].upper()}{seeds[1:]}."
+    if all(r.finals.keys() == found[0].finals.keys() for r in found):
+        headline, _, sure = compare.verdict([r.row for r in found if r.row is not None]).partition(" (")
+        return headline, f"{sure[0].upper()}{sure[1:]}".replace(").", ".")
+    return f"{top.title} ends highest, at {top.row.mean:.1f} %", "The methods do not all have the same seeds."
+
+
+def _progress(study: Study) -> str:
+    late = study.unfinished
+    if len(late) == 1 and len(study.trials) == 1:
+        return f"{late[0].title} has played {len(late[0].records)} of {late[0].rounds} rounds"
+    return f"{len(study.trials) - len(late)} of {len(study.trials)} runs have ended"
+
+
+def _finals(trials: list[Trial]) -> dict[int, float]:
+    return {t.info.seed: 100 * float(t.info.final["accuracy"]) for t in trials if t.info.final is not None}

@@ -1,0 +1,77 @@
+"""A study -> a section of the report: its table, its charts, and sentences for what is missing."""
+
+import re
+from collections.abc import Callable, Sequence
+
+from fedbe.report import clients, costs, curves, results, triangle
+from fedbe.report.spec import Chart, Section
+from fedbe.report.trials import Study, seeds_of
+
+# A chart that has no data, and the sentence that says so.
+CURVES: tuple[tuple[Callable[[Study], Chart | None], str], ...] = (
+    (curves.accuracy, "Accuracy by round is not shown: no round has been measured yet."),
+    (
+        curves.teachers,
+        "Ensemble, student and average are not shown: no ensemble was measured "
+        '(set `evaluation.ensemble = "SAC"` in the recipe).',
+    ),
+    (curves.calibration, "Calibration is not shown: no round has been measured yet."),
+    (curves.confidence, "Confidence against accuracy is not shown: no round has been measured yet."),
+    (costs.seconds, "Time by phase is not shown: no round has been timed yet."),
+    (costs.sides, "Server and client time are not shown: no round has been timed yet."),
+    (costs.traffic, "Bytes over the network are not shown: no round has been played yet."),
+)
+
+
+def build(studies: Sequence[Study]) -> list[Section]:
+    """A section for each study; ids tell charts of several studies apart."""
+    return [_section(study, f"s{i}") for i, study in enumerate(studies)]
+
+
+def _section(study: Study, prefix: str) -> Section:
+    charts: list[Chart] = []
+    missing = list(study.notes)
+    for make, absent in CURVES:
+        _keep(make(study) or absent, charts, missing)
+    _keep(clients.split(study), charts, missing)
+    if triangle.applies(study):
+        _keep(triangle.triangle(study), charts, missing)
+    _keep(costs.memory(study) or "Memory by phase is not shown: these runs did not record it.", charts, missing)
+    finding, deck = results.finding(study)
+    return Section(
+        id=f"{prefix}-{re.sub('[^a-z0-9]+', '-', study.name.lower())}",
+        title=study.name,
+        finding=finding,
+        deck=deck,
+        about=_about(study),
+        results=results.table(study),
+        charts=tuple(charts),
+        methods=tuple(study.methods.items()),
+        missing=tuple(missing),
+    )
+
+
+def _keep(found: Chart | str, charts: list[Chart], missing: list[str]) -> None:
+    if isinstance(found, str):
+        missing.append(found)
+    else:
+        charts.append(found)
+
+
+def _about(study: Study) -> tuple[str, ...]:
+    """What ran, so that a number can be traced: recipe, seeds, precision, versions, machine."""
+    recipe, infos = study.recipe, [t.info for t in study.trials]
+
+    def made(what: str) -> str:
+        return ", ".join(sorted({i.made_with.get(what, "unknown") for i in infos}))
+
+    late = [f"{t.title}, seed {t.info.seed}: {len(t.records)} of {t.rounds} rounds" for t in study.unfinished]
+    facts = [
+        f"Recipe {recipe.name}" + (f": {recipe.summary}" if recipe.summary else "") + ".",
+        f"{recipe.data.source}, {recipe.split.kind} split, {recipe.split.clients} clients, {recipe.model.name}, "
+        f"{recipe.training.rounds} rounds; {seeds_of(study.trials)}; {infos[0].precision}.",
+        f"fedbe {made('fedbe')}, commit {made('commit')}, torch {made('torch')}; {made('machine')}.",
+    ]
+    if late:
+        facts.append(f"Unfinished: {'; '.join(late)}.")
+    return tuple(facts)
