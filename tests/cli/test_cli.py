@@ -99,8 +99,12 @@ def test_compare_says_which_is_better_and_where_the_report_is(tmp_path: Path) ->
     done = fedbe("compare", *QUICK, "--methods", "fedavg,fedbe", "--seeds", "2", "-q", "--tensorboard", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "n = 2" in done.stdout
-    report = tmp_path / "runs" / "digits-compare" / "comparison.md"
-    assert f"report: {report.relative_to(tmp_path)}" in done.stdout
+    folder = tmp_path / "runs" / "digits-compare"
+    assert "report: runs/digits-compare/report.html" in done.stdout
+    page = (folder / "report.html").read_text()
+    assert "Test accuracy by round." in page
+    assert "n = 2 seeds (0, 1)" in page
+    report = folder / "comparison.md"
     assert "n = 2 seeds (0, 1)" in report.read_text()
     assert "| FedAvg |" in report.read_text() or "| **FedAvg** |" in report.read_text()
     events = list((tmp_path / "runs" / "digits-compare" / "fedbe-seed1" / "tensorboard").glob("events.*"))

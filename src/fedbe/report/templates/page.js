@@ -82,7 +82,8 @@
     // Several lines of one colour: each label carries a piece of its line. Else it has room for the last value.
     const sample = panel.title ? 18 : 0, name = (s) => (sample ? s.label : `${s.label} ${s.points[s.points.length - 1].y.toFixed(chart.digits)}`);
     const right = Math.max(...series.map((s) => textWidth(name(s)))) + 14 + sample;
-    const height = Math.round(Math.min(400, Math.max(230, width * (width < 620 ? 0.72 : 0.46))));
+    const oneRound = all.every((p) => p.x === all[0].x);
+    const height = oneRound ? 180 : Math.round(Math.min(400, Math.max(230, width * (width < 620 ? 0.72 : 0.46))));
     const box = { left: 34, right: width - right, top: 26, bottom: height - 40 };
     const root = frame(node, width, height, `${panel.title} ${chart.title}`);
     const xs = roundAxis(all, box.left, box.right);

@@ -1,0 +1,156 @@
+"""Every number of a chart, from records that were written by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedbe.report import build, read_studies
+from fedbe.report.spec import Chart, Section, Table
+
+
+def section_of(*folders: Path) -> Section:
+    (section,) = build(read_studies(folders))
+    return section
+
+
+def charts_of(*folders: Path) -> dict[str, Chart]:
+    return {chart.id: chart for chart in section_of(*folders).charts}
+
+
+def test_the_table_of_a_comparison(comparison: Path) -> None:
+    section = section_of(comparison)
+    # differences 10 and 12: mean 11, std √2, t = 11 / (√2 / √2) = 11, one degree of freedom: p = 2·atan(1/11)/π
+    assert section.results == Table(
+        ("Method", "Test accuracy, %", "n", "Seeds", "Against FedAvg, points", "Paired n", "p"),
+        (
+            ("FedAvg", "61.0 ± 1.4", "2", "0, 1", "–", "–", "–"),
+            ("FedBE", "72.0 ± 2.8", "2", "0, 1", "+11.0 ± 1.4", "2", "0.058"),
+        ),
+        bold=(1,),
+    )
+    assert section.finding == "FedBE is 11.0 points above FedAvg"
+    assert section.deck == "Paired over n = 2 seeds, p = 0.058: that may be chance: try more seeds."
+
+
+def test_every_chart_is_there_and_says_its_seeds(comparison: Path) -> None:
+    charts = charts_of(comparison)
+    assert set(charts) == {
+        *("accuracy", "teachers", "calibration", "confidence"),
+        *("seconds", "sides", "bytes", "split", "memory"),
+    }
+    assert [c.id for c in charts.values() if "n = 2 seeds (0, 1)" not in c.shown] == ["split"]
+    assert "Seed 0; every seed has its own split" in charts["split"].shown
+    assert all(chart.table.rows for chart in charts.values())
+
+
+def test_ensemble_student_and_average(comparison: Path) -> None:
+    chart = charts_of(comparison)["teachers"]
+    ends = {(p.title, s.label): s.points[-1].y for p in chart.panels for s in p.series}
+    assert ends == pytest.approx(
+        {
+            ("FedAvg", "average"): 61,
+            ("FedAvg", "ensemble"): 66,
+            ("FedBE", "student"): 72,
+            ("FedBE", "ensemble"): 77,
+            ("FedBE", "average"): 70,
+        }
+    )
+    assert chart.title == "FedBE's ensemble is 7.0 points above its average, its student 2.0 points above"
+
+
+def test_one_ensemble_has_no_student(make_run) -> None:
+    chart = charts_of(make_run("one", "1-ensemble", [0.5, 0.6, 0.7]))["teachers"]
+    assert [s.label for s in chart.panels[0].series] == ["kept members' vote", "ensemble"]
+
+
+def test_calibration(comparison: Path) -> None:
+    charts = charts_of(comparison)
+    assert [p.y for p in charts["calibration"].panels[0].series[0].points] == [25, 25, 25]
+    dots = {d.label: (d.x, d.y) for d in charts["confidence"].panels[0].dots}
+    assert dots["FedBE, seed 1"] == pytest.approx((50, 74))
+    assert dots["FedBE"] == pytest.approx((50, 72))
+    assert charts["confidence"].title == "FedBE ends 22.0 points less sure than it is right"
+
+
+def test_time_of_the_server_is_its_own_work_only(comparison: Path) -> None:
+    charts = charts_of(comparison)
+    seconds = {p.title: {b.method: b.value for b in p.bars} for p in charts["seconds"].panels}
+    assert seconds["members vote"] == pytest.approx({"fedbe": 0.16})  # FedAvg's 7 s of fitting were for measuring
+    assert seconds["student learns"] == pytest.approx({"fedbe": 0.3})
+    assert seconds["guard and average"] == pytest.approx({"fedavg": 0.04, "fedbe": 0.04})
+    sides = {p.title: {b.method: b.value for b in p.bars} for p in charts["sides"].panels}
+    assert sides["clients"] == pytest.approx({"fedavg": 0.5, "fedbe": 0.5})
+    assert sides["server"] == pytest.approx({"fedavg": 0.04, "fedbe": 0.5})
+
+
+def test_memory_is_the_largest_round_and_bytes_go_both_ways(comparison: Path) -> None:
+    charts = charts_of(comparison)
+    assert [b.text for b in charts["memory"].panels[0].bars] == ["103 MB", "103 MB"]
+    assert [[b.text for b in p.bars] for p in charts["bytes"].panels] == [["3 kB", "3 kB"], ["2 kB", "2 kB"]]
+    assert charts["bytes"].title == "A round moves 5 kB"
+
+
+def test_the_split_is_that_of_the_run(comparison: Path, recipe) -> None:
+    from fedbe.simulation.federation import prepare
+
+    drawn = charts_of(comparison)["split"].panels[0]
+    federation = prepare(recipe, 0)
+    assert [sum(row) for row in drawn.counts] == [len(own) for own in federation.clients]
+    assert drawn.counts[2][3] == int((federation.labels[federation.clients[2]] == 3).sum())
+
+
+def test_an_unfinished_run_is_shown_and_called_so(make_run) -> None:
+    section = section_of(make_run("late", "fedavg", [0.4, 0.5]))
+    assert section.finding == "Unfinished: FedAvg has played 2 of 3 rounds"
+    assert section.results.rows == (("FedAvg", "–", "0", "seed 0 unfinished, 2 of 3 rounds"),)
+    assert {c.id: c for c in section.charts}["accuracy"].title == "FedAvg is at 50.0 % after 2 rounds"
+    assert "Unfinished: FedAvg, seed 0: 2 of 3 rounds." in section.about
+
+
+def test_a_half_finished_comparison_pairs_only_what_is_there(comparison: Path) -> None:
+    cell = comparison / "fedbe-seed1"
+    info = json.loads((cell / "run.json").read_text()) | {"finished": None, "final": None}
+    (cell / "run.json").write_text(json.dumps(info))
+    lines = (cell / "rounds.jsonl").read_text().splitlines()
+    (cell / "rounds.jsonl").write_text(lines[0] + "\n")
+    section = section_of(comparison)
+    assert section.finding == "Unfinished: 3 of 4 runs have ended"
+    row = ("FedBE", "70.0", "1", "0; seed 1 unfinished, 1 of 3 rounds", "+10.0", "1", "–")
+    assert section.results.rows[1] == row
+    accuracy = section.charts[0]
+    assert [p.n for p in accuracy.panels[0].series[1].points] == [2, 1, 1]
+    assert "not every seed has come equally far" in accuracy.note
+
+
+def test_a_run_without_a_round_says_what_is_missing(make_run) -> None:
+    section = section_of(make_run("new", "fedavg", []))
+    assert [c.id for c in section.charts] == ["split"]
+    assert "Accuracy by round is not shown: no round has been measured yet." in section.missing
+    assert len(section.missing) == 8
+
+
+def test_without_an_ensemble_that_is_said(make_run) -> None:
+    folder = make_run("plain", "fedavg", [0.4])
+    line = json.loads((folder / "rounds.jsonl").read_text())
+    del line["test_ensemble"], line["memory_mb"]
+    (folder / "rounds.jsonl").write_text(json.dumps(line) + "\n")
+    section = section_of(folder)
+    assert [m.split(" is not ")[0].split(" are not ")[0] for m in section.missing] == [
+        "Ensemble, student and average",
+        "Memory by phase",
+    ]
+
+
+def test_what_is_no_number_is_missing_not_drawn(make_run) -> None:
+    folder = make_run("wild", "fedavg", [0.4, 0.5])
+    text = (folder / "rounds.jsonl").read_text().replace('"ece": 0.25', '"ece": NaN', 1)
+    (folder / "rounds.jsonl").write_text(text)
+    assert [p.x for p in charts_of(folder)["calibration"].panels[0].series[0].points] == [2]
+
+
+def test_data_that_is_not_here_leaves_out_the_split_alone(make_run, recipe) -> None:
+    gone = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": "npz:/nowhere.npz"})})
+    section = section_of(make_run("gone", "fedavg", [0.4], recipe=gone))
+    assert "split" not in {c.id for c in section.charts}
+    assert any(m.startswith("The split is not shown, because its data is not here") for m in section.missing)

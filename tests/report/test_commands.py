@@ -1,0 +1,121 @@
+"""`fedbe report` and `fedbe watch` as a user meets them."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from fedbe import cli
+from fedbe.report.watch import Page, serve
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["fedbe", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return int(caught.value.code or 0)
+
+
+def test_a_report_lies_in_the_folder_of_its_run(
+    comparison: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert call(monkeypatch, "report", str(comparison), "--figures", str(tmp_path / "f"), "--format", "svg") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"report: {comparison / 'report.html'}"
+    assert f"picture: {tmp_path / 'f' / 'accuracy.svg'}" in said
+    assert "FedBE is 11.0" in (comparison / "report.html").read_text()
+
+
+def test_all_takes_everything_and_names_what_it_cannot_read(
+    make_run, comparison: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    single, bad = make_run("single", "scaffold", [0.5]), make_run("bad", "fedavg", [0.5])
+    (bad / "recipe.toml").write_text("[")
+    assert call(monkeypatch, "report", "--all", "--runs", str(tmp_path)) == 0
+    assert capsys.readouterr().out == f"report: {tmp_path / 'report.html'}\n"
+    text = (tmp_path / "report.html").read_text()
+    assert all(word in text for word in (comparison.name, single.name, f"{bad} is left out"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("report",), 2, "name runs or comparisons for the report, or --all"),
+        (("report", "a", "--all"), 2, "name runs or comparisons for the report, or --all"),
+        (("report", "nowhere"), 1, "nowhere is no run"),
+        (("report", "--all"), 1, "there are no runs below runs"),
+        (("report", "nowhere", "--format", "gif"), 2, "Invalid value for '--format'"),
+        (("watch", "nowhere"), 1, "nowhere is no run"),
+        (("watch", "nowhere", "--port", "70000"), 2, "Invalid value for '--port'"),
+    ],
+)
+def test_mistakes_get_one_sentence_and_an_exit_code(
+    arguments: tuple[str, ...],
+    code: int,
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, *arguments) == code
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert "Traceback" not in said
+
+
+def test_a_port_that_is_taken_is_said(make_run, monkeypatch, capsys) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert call(monkeypatch, "watch", str(make_run("a", "fedavg", [0.5])), "--port", str(port)) == 1
+    assert f"cannot serve on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_watch_is_for_this_machine_and_this_name_only(make_run) -> None:
+    with serve(Page(make_run("a", "fedavg", [0.5])), 0) as server:
+        assert server.server_address[0] == "127.0.0.1"
+
+
+def test_watch_serves_the_page_until_ctrl_c(make_run) -> None:
+    folder = make_run("a", "fedavg", [0.5])
+    command = [sys.executable, "-u", "-m", "fedbe", "watch", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
+            assert found is not None
+            address = found[0]
+            with urllib.request.urlopen(address) as reply:
+                assert "Unfinished: FedAvg has played 1 of 3 rounds" in reply.read().decode()
+            foreign = urllib.request.Request(address, headers={"Host": "evil.example"})
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(foreign)
+            refused.value.close()
+            assert refused.value.code == 421
+            with pytest.raises(urllib.error.HTTPError) as missing:
+                urllib.request.urlopen(f"{address}run.json")
+            missing.value.close()
+            assert missing.value.code == 404
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert (process.returncode, said) == (0, "watch ended; the run is not touched by that\n")
+
+
+def test_the_version_changes_with_the_files_and_only_then(make_run) -> None:
+    folder = make_run("a", "fedavg", [0.5])
+    page = Page(folder)
+    first, html = page.version(), page.html()
+    assert page.version() == first
+    assert page.html() is html  # built once
+    with (folder / "rounds.jsonl").open("a") as file:
+        file.write("\n")
+    assert page.version() != first
+    assert page.html() is not html

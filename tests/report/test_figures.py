@@ -1,0 +1,53 @@
+"""Pictures for papers: real files of each kind, drawn from the same charts as the page."""
+
+import io
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from fedbe.report import build, read_studies
+from fedbe.report.figures import DRAW, draw, write_figures
+from fedbe.report.spec import Chart
+
+STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+
+
+@pytest.fixture
+def charts(comparison: Path) -> dict[str, Chart]:
+    (section,) = build(read_studies([comparison]))
+    return {c.id: c for c in section.charts}
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_every_chart_becomes_a_file(comparison: Path, tmp_path: Path, kind: str) -> None:
+    sections = build(read_studies([comparison]))
+    paths = write_figures(sections, tmp_path / "deep" / "er", kind)
+    assert {p.stem for p in paths} == {c.id for c in sections[0].charts}
+    assert all(p.read_bytes().startswith(STARTS[kind]) for p in paths)
+
+
+def test_a_vector_picture_holds_its_words_and_is_the_same_twice(charts: dict[str, Chart]) -> None:
+    drawn = draw(charts["accuracy"], "svg")
+    text = drawn.decode()
+    assert all(word in text for word in ("FedBE ends highest", "FedAvg", "n = 2 seeds (0, 1)"))
+    assert draw(charts["accuracy"], "svg") == drawn
+    assert draw(charts["accuracy"], "pdf") == draw(charts["accuracy"], "pdf")
+
+
+def test_a_picture_is_not_blank(charts: dict[str, Chart]) -> None:
+    image = Image.open(io.BytesIO(draw(charts["accuracy"], "png"))).convert("RGB")
+    blue = sum(count for count, pixel in image.getcolors(1 << 20) or () if pixel == (0x0B, 0x4F, 0x9C))
+    assert blue > 500
+
+
+def test_a_bar_stands_in_the_row_of_its_method(charts: dict[str, Chart]) -> None:
+    """FedAvg has no student: FedBE's bar must stay in FedBE's row."""
+    chart = charts["seconds"]
+    panel = next(p for p in chart.panels if p.title == "student learns")
+    axes = Figure().add_subplot()
+    DRAW["bars"](chart, panel, axes)
+    (bar,) = axes.patches
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names[round(bar.get_y() + bar.get_height() / 2)] == "FedBE"
