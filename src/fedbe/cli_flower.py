@@ -62,7 +62,12 @@ def run(
     deployment = Deployment(folder)
     number, place = running.submit(deployment, name, changes or ())
     out.print(f"run {number} is submitted; results: {place}")
-    outcome = running.follow(deployment, number, place, lambda line: out.print(_told(line), markup=False))
+    try:
+        outcome = running.follow(deployment, number, place, lambda line: out.print(_told(line), markup=False))
+    except KeyboardInterrupt:
+        home = deployment.state / "flwr"
+        out.print(f"\nno longer following; the run goes on. Stop it with: FLWR_HOME={home} flwr stop {number} fedbe")
+        raise typer.Exit(130) from None
     accuracy = outcome.report.get("server", {}).get(str(outcome.rounds), {}).get("accuracy")
     found = f", accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
     out.print(f"done after {outcome.rounds} rounds{found}. Model: {place / 'model.safetensors'}")

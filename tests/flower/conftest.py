@@ -67,7 +67,7 @@ if not MISSING:
 
         def _reply(self, message: Message) -> Message | None:
             node = message.metadata.dst_node_id
-            message.metadata.__dict__["_message_id"] = "m"
+            message.metadata.__dict__["_message_id"] = f"{message.metadata.message_type} {node}"
             try:
                 reply = self.app(message, self.contexts[node])
             except Exception as error:

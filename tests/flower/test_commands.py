@@ -1,5 +1,7 @@
 """`fedbe flower …` short of starting Flower: the app that it writes, the keys, what it says when something is wrong."""
 
+import os
+import signal
 import ssl
 import stat
 import subprocess
@@ -99,13 +101,18 @@ def test_what_is_missing_is_said(tmp_path):
         Deployment(tmp_path).up(2)
 
 
-def test_a_process_is_ended_by_its_own_id_with_its_children(tmp_path):
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_process_is_ended_by_its_own_id_with_its_children(killed, tmp_path):
     family = "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])"
     family += "; print(p.pid, flush=True); time.sleep(99)"
     pid = processes.start(tmp_path, "one", [sys.executable, "-c", family], {})
     assert processes.alive(tmp_path, "one") == pid
     while not (child := (tmp_path / "one.log").read_text().strip()):
         pass
+    if killed:  # its children are not forgotten
+        os.kill(pid, signal.SIGKILL)
+        while processes.alive(tmp_path, "one"):
+            pass
     assert processes.stop(tmp_path, ["one", "never"]) == ["one"]
     assert processes.alive(tmp_path, "one") is None
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]

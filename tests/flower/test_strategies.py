@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Strategy
@@ -163,6 +163,33 @@ def test_a_client_that_fails_is_set_aside_with_the_last_line_of_its_traceback(lo
     assert ours.server.info.clients == (0, 2)
 
 
+def test_a_node_that_is_gone_is_named_though_flower_answers_for_it(local_grid, tmp_path):
+    def train(job):
+        return Reply(job.load(Net()).state_dict(), 10)
+
+    grid = local_grid(client_app(train), 4)
+    gone = next(n for n, c in grid.nodes.items() if c == 2)
+    usual = grid._reply
+
+    def reply(message):
+        if message.metadata.dst_node_id != gone or message.metadata.message_type != "train":
+            return usual(message)
+        message.metadata.__dict__["_message_id"] = "to the one that is gone"
+        answer = Message(Error(3, "Node Unavailable"), reply_to=message)
+        answer.metadata.__dict__["_src_node_id"] = 1  # the SuperLink's own id
+        return answer
+
+    grid._reply = reply
+    ours = FedAvg(model=Net, folder=tmp_path, fraction_train=0.75, min_available_nodes=4, identify=True, **QUIET)
+    ours.start(grid, arrays(), 3)
+    lines = [json.loads(one) for one in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    reasons = [{"client": 2, "reason": "it failed: Node Unavailable"}]
+    assert [line["set_aside"] for line in lines] == [
+        reasons if 2 in who else [] for kind, who in grid.asked if kind == "train"
+    ]
+    assert any(line["set_aside"] for line in lines)
+
+
 @pytest.mark.parametrize("everybody", [_drop_all, BROKEN["nan"][0], BROKEN["shape"][0]], ids=["silent", "nan", "shape"])
 def test_too_few_good_replies_end_the_run_with_a_reason(everybody, local_grid, tmp_path):
     def change(client, message):  # noqa: ARG001
@@ -314,3 +341,44 @@ def test_resuming_counts_on_and_drops_a_line_that_no_checkpoint_holds(local_grid
     assert [one["round"] for one in lines] == [1, 2, 3, 4]
     assert seen == [2, 3, 4]
     assert (tmp_path / "model.safetensors").exists()
+
+
+def test_a_replys_arrays_are_let_go_as_soon_as_they_are_read(local_grid):
+    sizes = []
+
+    class Watched(ArrayRecord):
+        def clear(self):
+            sizes.append([len(r) for r in records])
+            super().clear()
+
+    records = []
+
+    def change(_, message):
+        record = Watched(dict(message.content["arrays"]))
+        message.content["arrays"] = record
+        records.append(record)
+        return message
+
+    FedAvg(model=Net, **QUIET).start(local_grid(plain_app(), 3, change), arrays(), 1)
+    full = len(Net().state_dict())
+    assert sizes == [[full, full, full], [0, full, full], [0, 0, full]]
+    assert [len(r) for r in records] == [0, 0, 0]
+
+
+def test_clients_may_have_names_and_are_remembered_by_them(local_grid, tmp_path):
+    def train(job):
+        return job.fit(Net(), IMAGES, torch.arange(24) % 3, fedbe.clients.LocalSettings(epochs=1))
+
+    def grid():
+        made = local_grid(client_app(train), 3)
+        for context, name in zip(made.contexts.values(), ("ward/1", "ward/2", 7), strict=True):
+            context.node_config["client-id"] = name
+        return made
+
+    Scaffold(model=Net, folder=tmp_path / "a", **QUIET).start(grid(), arrays(), 2)
+    Scaffold(model=Net, folder=tmp_path / "b", **QUIET).start(grid(), arrays(), 1)
+    ours = Scaffold(model=Net, folder=tmp_path / "b", **QUIET)
+    resume(ours, grid(), arrays(), 2)
+    assert set(ours.nodes.memories) == {"ward/1", "ward/2", 7}
+    names = ("model.safetensors", "checkpoint-000002.safetensors")
+    assert all((tmp_path / "a" / n).read_bytes() == (tmp_path / "b" / n).read_bytes() for n in names)

@@ -16,6 +16,12 @@ from fedbe.updates import ClientId
 ASK_SECONDS = 120.0  # a deployed node starts a process, which imports torch, for every message
 
 
+def sender(reply: Message, sent: Iterable[Message]) -> int:
+    """The node that a reply stands for. For one that is gone Flower answers itself, under its own id."""
+    to = (m.metadata.dst_node_id for m in sent if m.metadata.message_id == reply.metadata.reply_to_message_id)
+    return next(to, reply.metadata.src_node_id)
+
+
 class Nodes:
     """Flower's node ids are random; client ids, where clients say theirs, are the same in every run."""
 
@@ -44,7 +50,7 @@ class Nodes:
         """Ask the nodes that have not said it yet for their client ids."""
         ask = [Message(RecordDict(), n, wire.ASK) for n in nodes if n not in self.clients]
         for reply in grid.send_and_receive(ask, timeout=ASK_SECONDS) if ask else ():
-            node = reply.metadata.src_node_id
+            node = sender(reply, ask)
             said = None if reply.has_error() else wire.said_id(reply.content)
             if said is None:
                 log(WARNING, "node %s does not say its client id; its node id is used", node)

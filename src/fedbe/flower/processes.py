@@ -37,18 +37,28 @@ def start(folder: Path, name: str, command: Sequence[str], environment: Mapping[
 
 def alive(folder: Path, name: str) -> int | None:
     """The pid of NAME if it still runs; another process that got its number since is not it."""
+    pid, started = _known(folder, name)
+    _reap(pid)
+    return pid if pid and _exists(pid) and _started(pid) == started else None
+
+
+def _left(folder: Path, name: str) -> int | None:
+    """The group of NAME if it has ended itself but children of it live on; while they do, no other gets its number."""
+    pid, _ = _known(folder, name)
+    return pid if pid and not _exists(pid) and _group_exists(pid) else None
+
+
+def _known(folder: Path, name: str) -> tuple[int, str]:
     try:
         known = json.loads((folder / f"{name}.pid").read_text())
-        pid, started = int(known["pid"]), known["started"]
+        return int(known["pid"]), str(known["started"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None
-    _reap(pid)
-    return pid if _exists(pid) and _started(pid) == started else None
+        return 0, ""
 
 
 def stop(folder: Path, names: Sequence[str], seconds: float = 10.0) -> list[str]:
     """End these and their children: all politely, then for good what is left. Returns those that were running."""
-    running = {name: pid for name in names if (pid := alive(folder, name)) is not None}
+    running = {name: pid for name in names if (pid := alive(folder, name) or _left(folder, name)) is not None}
     for pid in running.values():
         _signal(pid, signal.SIGTERM)
     deadline = time.monotonic() + seconds

@@ -1,7 +1,7 @@
 """Replies of a round, one at a time: each becomes a ClientUpdate, or is set aside with a reason."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from fedbe.errors import StateError
 from fedbe.flower import wire
 from fedbe.flower.arrays import expected, expected_extra, read, split
+from fedbe.flower.nodes import sender
 from fedbe.guard import SetAside
 from fedbe.methods import Method
 from fedbe.states import Layout
@@ -25,10 +26,16 @@ class Replies:
     """
 
     def __init__(
-        self, messages: Iterable[Message], known: Mapping[int, ClientId], method: Method, layout: Layout, weight: str
+        self,
+        messages: Iterable[Message],
+        sent: Sequence[Message],
+        known: Mapping[int, ClientId],
+        method: Method,
+        layout: Layout,
+        weight: str,
     ) -> None:
-        self._messages, self._known, self._method, self._layout = messages, known, method, layout
-        self._weight = weight
+        self._messages, self._sent, self._known = messages, sent, known
+        self._method, self._layout, self._weight = method, layout, weight
         self.set_aside: list[SetAside] = []
         self.contents: dict[ClientId, RecordDict] = {}
         self.nodes: dict[int, ClientId] = {}
@@ -36,7 +43,7 @@ class Replies:
 
     def __iter__(self) -> Iterator[ClientUpdate]:
         for message in self._messages:
-            node = message.metadata.src_node_id
+            node = sender(message, self._sent)
             said = None if message.has_error() else wire.said_id(message.content)
             client = self._known.get(node, node) if said is None else said
             self.nodes[node] = client

@@ -63,7 +63,7 @@ class CatalogueStrategy(FlowerFedAvg):
         self.identify = bool(self.method.extras) if identify is None else identify
         self._total = self.server.total_clients
         self.nodes = Nodes()
-        self._asked: tuple[list[int], dict[str, Tensor], float] = ([], {}, 0.0)  # nodes, global model, when
+        self._asked: tuple[list[Message], dict[str, Tensor], float] = ([], {}, 0.0)  # what was sent, global model, when
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *args: Any, **others: Any) -> Result:
         """Flower's `start`, from the first round."""
@@ -107,10 +107,11 @@ class CatalogueStrategy(FlowerFedAvg):
             return []
         number = self.server.round + 1  # Flower counts from 1 again when a run is resumed
         nodes = self._sample(grid, self.fraction_train, self.min_train_nodes, "cohort")
-        self._asked = (nodes, self._read(arrays), time.perf_counter())
+        previous = self._read(arrays)
         config["server-round"] = number
-        plain = to_record(self._asked[1], self.server.broadcast)
-        return [self._message(node, plain, config, number) for node in nodes]
+        plain = to_record(previous, self.server.broadcast)
+        self._asked = ([self._message(node, plain, config, number) for node in nodes], previous, time.perf_counter())
+        return self._asked[0]
 
     def _message(self, node: int, plain: ArrayRecord, config: ConfigRecord, number: int) -> Message:
         memory, owed = self.nodes.owed(node)
@@ -126,11 +127,11 @@ class CatalogueStrategy(FlowerFedAvg):
         replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The next global model from the good replies; AggregationError if they are too few."""
-        nodes, previous, begin = self._asked
-        if not nodes:
+        sent, previous, begin = self._asked
+        if not sent:
             return None, None
-        layout = self.server.bench.layout
-        came = Replies(replies, self.nodes.clients, self.method, layout, self.weighted_by_key)
+        nodes, layout = [m.metadata.dst_node_id for m in sent], self.server.bench.layout
+        came = Replies(replies, sent, self.nodes.clients, self.method, layout, self.weighted_by_key)
         self.server.total_clients = self._total or max(len(self.nodes.clients), len(nodes))
         try:
             state = self.server.aggregate(previous, came)

@@ -1,0 +1,230 @@
+"""Against the real thing: Flower's simulation engine, and deployments of real processes on 127.0.0.1.
+
+Every test starts its own, on free ports, and stops it by pid. The answers are compared, to the bit, with those of the
+same app on the grid in this process.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tomli_w
+import torch
+from flwr.app import Context, RecordDict
+from safetensors.torch import load_file
+
+from fedbe.errors import RunError
+from fedbe.flower import certs, processes, template
+from fedbe.flower.deployment import Deployment
+from fedbe.flower.running import follow, submit
+
+NODES = 3
+SPOILED = """
+import os, time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array
+from flwr.clientapp import ClientApp
+
+from digits_app.honest import app as honest
+
+HEADER = b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999, 9), }"
+HUGE = b"\\x93NUMPY\\x01\\x00\\x50\\x00" + HEADER.ljust(80)
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    client, number = context.node_config["partition-id"], message.content["fedbe"]["round"]
+    reply = honest(message, context)
+    arrays = reply.content["arrays"]
+    what = {plan}.get((client, number))
+    if what == "nan":
+        arrays["1.bias"] = Array(np.full(64, np.nan, np.float32))
+    if what == "shapes":
+        arrays["1.bias"] = Array(np.zeros(65, np.float32))
+    if what == "keys":
+        arrays["one.bias"] = arrays.pop("1.bias")
+    if what == "huge":
+        arrays["1.bias"] = Array("float32", (64,), "numpy.ndarray", HUGE)
+    if what == "hang":
+        Path("{marker}").write_text(str(os.getpid()))
+        time.sleep(600)
+    return reply
+"""
+
+
+@pytest.fixture
+def app(tmp_path):
+    """The example app, as `fedbe flower new` writes it."""
+    folder = tmp_path / "app"
+    template.write(folder)
+    return folder
+
+
+def spoil(folder, plan, marker=""):
+    """Clients that break what the plan says: (client, round) -> how."""
+    here = folder / "digits_app"
+    (here / "honest.py").write_text((here / "client_app.py").read_text())
+    (here / "client_app.py").write_text(SPOILED.replace("{plan}", repr(plan)).replace("{marker}", str(marker)))
+
+
+@pytest.fixture
+def deployment(app):
+    certs.make(app, NODES)
+    ours = Deployment(app)
+    yield ours
+    pids = [processes.alive(ours.state, name) for name in processes.names(ours.state)]
+    ours.down()
+    assert not any(p is not None and Path(f"/proc/{p}/exe").exists() for p in pids)
+
+
+@pytest.fixture
+def expected(local_grid, monkeypatch, tmp_path):
+    """expected(rounds=2, …): the final weights of the example on the grid in this process."""
+    for name in [n for n in sys.modules if n.startswith("digits_app")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(template.source()))
+    from digits_app import client_app, server_app
+
+    def play(**settings):
+        config = {"method": "fedbe", "rounds": 2, "clients": NODES, "fraction": 1.0, "epochs": 5, "seed": 0}
+        config |= {"folder": str(tmp_path / "expected")} | settings
+        grid = local_grid(client_app.app, NODES)
+        for context in grid.contexts.values():
+            context.run_config = config
+        server_app.app(grid, Context(1, 1, {}, RecordDict(), config))
+        return load_file(tmp_path / "expected" / "model.safetensors")
+
+    return play
+
+
+def same(folder, weights):
+    found = load_file(folder / "model.safetensors")
+    return list(found) == list(weights) and all(torch.equal(found[k], weights[k]) for k in weights)
+
+
+def fedbe(*words):
+    command = [sys.executable, "-m", "fedbe", "flower", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def lines(folder):
+    path = folder / "rounds.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for(ready, seconds=240):
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.2)
+
+
+def test_the_simulation_engine(app, expected):
+    """Flower's own engine with Ray, started as `flwr run` does; SCAFFOLD, so that clients must remember."""
+    ours = Deployment(app)
+    (ours.state / "flwr").mkdir(parents=True)
+    (port,) = processes.free_ports(1)
+    options = {"num-supernodes": NODES, "backend": {"client-resources": {"num-cpus": 1}, "init-args": {"num-cpus": 2}}}
+    connection = {"address": f"127.0.0.1:{port}", "insecure": True, "options": options}
+    (ours.state / "flwr/config.toml").write_text(
+        tomli_w.dumps({"superlink": {"default": "fedbe", "fedbe": connection}})
+    )
+    command = [processes.tool("flower-superlink"), "--simulation", "--insecure", "--host", "127.0.0.1"]
+    processes.start(ours.state, "superlink", [*command, "--port", str(port)], ours.environment())
+    try:
+        wait_for(lambda: _answers(port))
+        run, folder = submit(ours, None, ["method=fedbe+scaffold", "rounds=2", "fraction=0.67"])
+        outcome = follow(ours, run, folder, lambda _: None)
+    finally:
+        assert processes.stop(ours.state, ["superlink"]) == ["superlink"]
+    assert outcome.rounds == 2
+    assert same(folder, expected(method="fedbe+scaffold", fraction=0.67))
+
+
+def _answers(port):
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_deployment_with_tls_and_authenticated_nodes(app, deployment, expected):
+    up = fedbe("up", app, "--nodes", NODES)
+    assert up.returncode == 0, up.stderr
+    assert "3 nodes are online" in up.stdout
+    done = fedbe("run", app, "--set", "rounds=2")
+    assert done.returncode == 0, done.stderr
+    assert "round 2: 3 clients" in done.stdout
+    assert "done after 2 rounds, accuracy" in done.stdout
+    assert same(app / "runs/run-1", expected())
+
+    # a node whose key nobody registered
+    certs.node_key(app / "certs/stranger")
+    address = f"127.0.0.1:{json.loads((app / 'state/deployment.json').read_text())['ports'][0]}"
+    command = [processes.tool("flower-supernode"), "--superlink", address, "--max-retries", "1"]
+    command += ["--root-certificates", str(app / "certs/ca.pem"), "--port", str(processes.free_ports(1)[0])]
+    command += ["--auth-supernode-private-key", str(app / "certs/stranger")]
+    processes.start(deployment.state, "stranger", command, deployment.environment())
+    wait_for(lambda: processes.alive(deployment.state, "stranger") is None)
+    assert "Failed to activate SuperNode" in (deployment.state / "stranger.log").read_text()
+    assert deployment.online() == NODES
+    assert len(deployment.flwr("supernode", "list")["nodes"]) == NODES
+
+    # a run that fails is a failure
+    failed = fedbe("run", app, "--set", "method=nonsense")
+    assert failed.returncode == 1
+    assert "finished, failed; read its log with" in failed.stderr
+    assert fedbe("down", app).stdout == "stopped: node-0, node-1, node-2, superlink\n"
+
+
+def test_broken_replies_and_a_node_killed_in_the_middle_of_a_round(app, deployment, tmp_path):
+    plan = {(0, 1): "nan", (1, 1): "shapes", (0, 2): "keys", (1, 2): "huge", (2, 3): "hang"}
+    spoil(app, plan, tmp_path / "hangs")
+    deployment.up(NODES)
+    run, folder = submit(deployment, "spoiled", ["method=fedavg", "rounds=3"])
+    wait_for(lambda: len(lines(folder)) == 2)
+    first, second = lines(folder)
+    assert (first["clients"], second["clients"]) == ([2], [2])
+    assert [(s["client"], s["reason"]) for s in sorted(first["set_aside"], key=lambda s: s["client"])] == [
+        (0, "its parameters hold NaN or infinite values"),
+        (1, "its state: '1.bias' must have shape [64], got [65]"),
+    ]
+    reasons = {s["client"]: s["reason"] for s in second["set_aside"]}
+    assert "lacks '1.bias'" in reasons[0]
+    assert "must have shape [64], got [99999999999, 9]" in reasons[1]
+    wait_for((tmp_path / "hangs").exists)
+    os.kill(processes.alive(deployment.state, "node-2"), signal.SIGKILL)
+    outcome = follow(deployment, run, folder, lambda _: None)
+    third = lines(folder)[2]
+    assert outcome.rounds == 3
+    assert third["clients"] == [0, 1]
+    (aside,) = third["set_aside"]
+    assert aside["client"] == 2
+    assert "Node Unavailable" in aside["reason"]
+
+
+def test_a_superlink_that_is_killed_comes_back_and_training_goes_on(deployment, expected):
+    deployment.up(NODES)
+    settings = ["method=fedbe+scaffold", "rounds=3", "epochs=2"]
+    _, folder = submit(deployment, "long", settings)
+    wait_for(lambda: len(lines(folder)) == 1)
+    os.kill(processes.alive(deployment.state, "superlink"), signal.SIGKILL)
+    wait_for(lambda: processes.alive(deployment.state, "superlink") is None)
+    with pytest.raises(RunError, match="failed"):
+        deployment.online()
+    done = len(lines(folder))
+    deployment.up(NODES)
+    run, again = submit(deployment, "long", settings)
+    told = []
+    outcome = follow(deployment, run, again, told.append)
+    assert again == folder
+    assert [line["round"] for line in told] == list(range(done + 1, 4))
+    assert outcome.rounds == 3
+    assert same(folder, expected(method="fedbe+scaffold", rounds=3, epochs=2))
