@@ -272,7 +272,6 @@ def _show_comparison(folder: Path) -> None:
 
     rows = several.table(folder)
     several.write_report(folder, rows)
-    page = report.write_page(report.build(report.read_studies([folder])), folder / "report.html")
     best = max(rows, key=lambda r: r.mean).method
     table = _table("method", "test accuracy, %", f"against {get(rows[0].method).title}", "p (paired)")
     for row in rows:
@@ -281,6 +280,7 @@ def _show_comparison(folder: Path) -> None:
         table.add_row(*(f"[{style}]{c}[/{style}]" if style and c else c for c in cells))
     out.print(table)
     out.print(several.verdict(rows))
+    page = report.write_page(report.build(report.read_studies([folder])), folder / "report.html")
     out.print(f"report: {page}")
 
 

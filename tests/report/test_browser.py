@@ -130,6 +130,20 @@ def test_on_a_phone_nothing_sticks_out(visit: Any, address: str) -> None:
     assert seen.page.locator(".accuracy details td").first.is_visible()
 
 
+def test_for_paper_the_charts_are_drawn_anew_and_come_back(visit: Any, address: str) -> None:
+    seen = visit(viewport={"width": 1280, "height": 800})
+    seen.page.goto(address)
+
+    def width() -> float:
+        return float(seen.page.evaluate("document.querySelector('.accuracy svg').viewBox.baseVal.width"))
+
+    assert width() == 1040
+    seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert width() == 680
+    seen.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert width() == 1040
+
+
 def test_names_from_files_do_nothing(visit: Any, make_run: Any, recipe: Any) -> None:
     named = recipe.model_copy(update={"name": EVIL, "summary": EVIL})
     folder = make_run("evil", "fedavg", [0.5, 0.6, 0.7], recipe=named)

@@ -56,7 +56,7 @@ def test_ensemble_student_and_average(comparison: Path) -> None:
             ("FedBE", "average"): 70,
         }
     )
-    assert chart.title == "FedBE's ensemble is 7.0 points above its average, its student 2.0 points above"
+    assert chart.title == "FedBE's ensemble is 7.0 points above its average, its student 2.0 points above it"
 
 
 def test_one_ensemble_has_no_student(make_run) -> None:
@@ -103,7 +103,7 @@ def test_the_split_is_that_of_the_run(comparison: Path, recipe) -> None:
 def test_an_unfinished_run_is_shown_and_called_so(make_run) -> None:
     section = section_of(make_run("late", "fedavg", [0.4, 0.5]))
     assert section.finding == "Unfinished: FedAvg has played 2 of 3 rounds"
-    assert section.results.rows == (("FedAvg", "–", "0", "seed 0 unfinished, 2 of 3 rounds"),)
+    assert section.results.rows == (("FedAvg", "–", "0", "unfinished: 0"),)
     assert {c.id: c for c in section.charts}["accuracy"].title == "FedAvg is at 50.0 % after 2 rounds"
     assert "Unfinished: FedAvg, seed 0: 2 of 3 rounds." in section.about
 
@@ -116,7 +116,7 @@ def test_a_half_finished_comparison_pairs_only_what_is_there(comparison: Path) -
     (cell / "rounds.jsonl").write_text(lines[0] + "\n")
     section = section_of(comparison)
     assert section.finding == "Unfinished: 3 of 4 runs have ended"
-    row = ("FedBE", "70.0", "1", "0; seed 1 unfinished, 1 of 3 rounds", "+10.0", "1", "–")
+    row = ("FedBE", "70.0", "1", "0; unfinished: 1", "+10.0", "1", "–")
     assert section.results.rows[1] == row
     accuracy = section.charts[0]
     assert [p.n for p in accuracy.panels[0].series[1].points] == [2, 1, 1]

@@ -55,10 +55,15 @@ def test_find_takes_comparisons_whole_and_single_runs(make_run, comparison: Path
         find(tmp_path / "nowhere")
 
 
-def test_what_cannot_be_read_is_named(make_run) -> None:
+def test_what_cannot_be_read_is_named(make_run, tmp_path: Path) -> None:
     good, bad = make_run("good", "fedavg", [0.5]), make_run("bad", "fedavg", [0.5])
     (bad / "run.json").write_text("{")
-    kept, notes = readable([good, bad])
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "compare.json").write_text("{")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "compare.json").write_text('{"methods": [], "seeds": []}')
+    kept, notes = readable(find(tmp_path))
     assert kept == [good]
-    assert len(notes) == 1
-    assert str(bad) in notes[0]
+    assert [note.split(" is left out: ")[0] for note in notes] == [str(broken), str(empty), str(bad)]

@@ -149,8 +149,16 @@ def _gap(panel: Panel) -> str:
     if base is None:
         return f"{panel.title}: the ensemble beside the model"
     others = sorted(((name, y - base) for name, y in ends.items() if name != "average"), key=lambda pair: pair[0])
-    (first, gap), *rest = ((name, f"{abs(d):.1f} points {'above' if d >= 0 else 'below'}") for name, d in others)
-    return f"{panel.title}'s {first} is {gap} its average" + "".join(f", its {name} {d}" for name, d in rest)
+    (first, gap), *rest = others
+    return f"{panel.title}'s {first} is {_far(gap)} its average" + "".join(f", its {n} {_far(d)} it" for n, d in rest)
+
+
+def _far(gap: float) -> str:
+    """
+    >>> _far(2.04), _far(-0.5), _far(0.01)
+    ('2.0 points above', '0.5 points below', 'level with')
+    """
+    return "level with" if abs(gap) < 0.05 else f"{abs(gap):.1f} points {'above' if gap > 0 else 'below'}"
 
 
 def _by_method(study: Study, value: Callable[[Record], float | None]) -> tuple[Series, ...]:

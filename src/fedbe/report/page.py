@@ -80,14 +80,17 @@ def _section(section: Section) -> str:
         f'<p class="deck">{escape(section.deck)}</p>'
         f'<div class="about">{about}</div>'
         f'<div class="scroll results" role="region" aria-label="Results" tabindex="0">{_results(section)}</div>'
-        f'<p class="fine">{RESULTS_NOTE}</p>'
+        f'<p class="fine">{RESULTS_NOTE}{PAIRED_NOTE if len(section.methods) > 1 else ""}</p>'
         f'<div class="charts">{charts}</div>{_paragraphs(section.missing, "missing")}</section>'
     )
 
 
 RESULTS_NOTE = (
-    "Accuracy of the final model on the test data, mean ± sample standard deviation over seeds; finished runs only. "
-    "Differences are paired by seed; p is of a two-sided paired t-test. The highest mean is in bold."
+    "Accuracy of the final model on the test data, mean ± sample standard deviation over seeds; finished runs only."
+)
+PAIRED_NOTE = (
+    " Differences are paired by seed; p is of a two-sided paired t-test, not corrected for the number of methods. "
+    "The highest mean is in bold."
 )
 
 

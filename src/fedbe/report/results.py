@@ -62,7 +62,7 @@ def table(study: Study) -> Table:
 
 
 def _cells(result: Result) -> tuple[str, ...]:
-    late = "; ".join(f"seed {t.info.seed} unfinished, {len(t.records)} of {t.rounds} rounds" for t in result.unfinished)
+    late = f"unfinished: {', '.join(str(t.info.seed) for t in result.unfinished)}" if result.unfinished else ""
     if result.row is None:
         return result.title, "–", "0", late or "–", "–", "–", "–"
     _, accuracy, against, chance = compare.cells_of(result.row)
@@ -92,7 +92,7 @@ def finding(study: Study) -> tuple[str, str]:
     """What the runs say, in a headline, and how sure that is."""
     found = results(study)
     if study.unfinished:
-        return f"Unfinished: {_progress(study)}", "What is shown may still change. Go on with `fedbe resume`."
+        return f"Unfinished: {_progress(study)}", "What is shown may still change; fedbe resume goes on with it."
     top = best(found)
     assert top is not None, "a finished run has a result"
     assert top.row is not None

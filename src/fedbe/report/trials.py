@@ -81,6 +81,8 @@ def read_studies(folders: Iterable[Path]) -> list[Study]:
     for folder in dict.fromkeys(folders):
         if compare.is_comparison(folder):
             trials = [read_trial(cell) for cell in sorted(compare.cells(folder), key=_asked_order(folder))]
+            if not trials:
+                raise RunError(f"{folder} is a comparison without runs")
             studies.append(Study(folder.resolve().name, trials[0].recipe, tuple(trials)))
         else:
             trial = read_trial(folder)
@@ -91,11 +93,19 @@ def read_studies(folders: Iterable[Path]) -> list[Study]:
 def find(runs: Path) -> list[Path]:
     """Every comparison below a folder, and every run that belongs to none."""
     comparisons = sorted(p.parent for p in runs.rglob("compare.json"))
-    cells = {cell for folder in comparisons for cell in compare.cells(folder)}
+    cells = {cell for folder in comparisons for cell in _cells(folder)}
     singles = sorted(p.parent for p in runs.rglob("run.json") if p.parent not in cells)
     if not comparisons and not singles:
         raise RunError(f"there are no runs below {runs}: start one with `fedbe run` or name another folder with --runs")
     return [*comparisons, *singles]
+
+
+def _cells(folder: Path) -> list[Path]:
+    """Those of a damaged comparison are not known: `readable` will say that it is damaged."""
+    try:
+        return compare.cells(folder)
+    except RunError:
+        return []
 
 
 def readable(folders: Iterable[Path]) -> tuple[list[Path], list[str]]:

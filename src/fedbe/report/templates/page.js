@@ -33,14 +33,18 @@
     return Array.from({ length: last - first + 1 }, (_, i) => ({ at: (first + i) * step, text: ((first + i) * step).toFixed(digits) }));
   }
 
-  /* Labels of one column, pushed apart where they would touch. */
-  function spread(labels, gap, low, high) {
+  /* Labels pushed apart where they would touch; those of another column do not mind. */
+  function spread(all, gap, low, high) {
+    for (const x of new Set(all.map((l) => Math.round(l.x / 40)))) apart(all.filter((l) => Math.round(l.x / 40) === x), gap, low, high);
+    return all;
+  }
+
+  function apart(labels, gap, low, high) {
     labels.sort((a, b) => a.y - b.y);
     for (let i = 1; i < labels.length; i++) labels[i].y = Math.max(labels[i].y, labels[i - 1].y + gap);
     const over = labels.length ? labels[labels.length - 1].y - high : 0;
     if (over > 0) for (let i = labels.length - 1, limit = high; i >= 0; i--, limit -= gap) labels[i].y = Math.min(labels[i].y, limit);
     for (const label of labels) label.y = Math.max(label.y, low);
-    return labels;
   }
 
   const value = (chart, number) => `${number.toFixed(chart.digits)} ${chart.unit}`.trim();
@@ -192,7 +196,7 @@
       });
     });
     const foot = head + rows.length * cell + 22;
-    svg("text", { x: left, y: foot }, root, `largest bubble: ${most.toLocaleString("en")} examples; at the right: all of a client`);
+    svg("text", { x: left, y: foot }, root, `largest bubble: ${most.toLocaleString("en")}; right: all of a client`);
     return { root, stops };
   }
 
@@ -322,6 +326,9 @@
     clearTimeout(waiting);
     waiting = setTimeout(render, 120);
   });
+  for (const [event, printing] of [["beforeprint", true], ["afterprint", false]]) {
+    addEventListener(event, () => { document.documentElement.classList.toggle("printing", printing); render(); });
+  }
   addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
   applySwitches();
 
