@@ -54,6 +54,9 @@ def test_names_from_files_stay_text(make_run, recipe) -> None:
     assert "img" not in tags.count
     assert "i" not in tags.count
     assert "&lt;/script&gt;&lt;script&gt;alert(1)" in text
+    _, data = text.split('id="data">')
+    assert "\\u003c/script\\u003e" in data
+    assert "<" not in data.split("</script>")[0]
     assert "run &lt;i&gt;" in text
 
 
