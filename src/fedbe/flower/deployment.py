@@ -112,6 +112,8 @@ class Deployment:
         write_whole(self.state / "flwr" / "config.toml", tomli_w.dumps(config).encode())
         if processes.alive(self.state, LINK) is not None:
             return
+        if not (self.state / "superlink.db").exists():  # a new SuperLink knows no node
+            (self.state / "registered.json").unlink(missing_ok=True)
         command = [
             *(processes.tool("flower-superlink"), "--host", "127.0.0.1", "--port", str(port)),
             *("--ssl-ca-certfile", str(self.certs / "ca.pem")),
@@ -126,7 +128,7 @@ class Deployment:
 
     def _register(self, nodes: int) -> None:
         done = self.state / "registered.json"
-        known = json.loads(done.read_text()) if done.exists() else []
+        known: list[str] = json.loads(done.read_text()) if done.exists() else []
         for number in range(nodes):
             key = (self.certs / f"node-{number}.pub").read_text()
             if key not in known:
