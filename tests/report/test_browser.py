@@ -84,7 +84,7 @@ def test_a_method_can_be_switched_off_and_on(visit: Any, address: str) -> None:
 
 
 def test_values_are_shown_by_pointer_and_by_keys(visit: Any, address: str) -> None:
-    seen = visit()
+    seen = visit(viewport={"width": 1280, "height": 4500})  # no scrolling, which hides values
     seen.page.goto(address)
     tip, chart = seen.page.locator("#tip"), seen.page.locator(".accuracy svg")
     assert tip.is_hidden()

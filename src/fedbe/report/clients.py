@@ -39,10 +39,14 @@ def split(study: Study) -> Chart | str:
 
 
 def _finding(counts: tuple[tuple[int, ...], ...]) -> str:
-    """How uneven it is: the share of a client's two largest classes, over all clients."""
-    largest = sum(sum(sorted(row)[-2:]) for row in counts) / max(1, sum(map(sum, counts)))
-    few = f"{100 * largest:.0f} % of a client's data is of its two largest classes"
-    return f"{len(counts)} clients: {few}" if len(counts[0]) > 3 else f"{len(counts)} clients, {len(counts[0])} classes"
+    """How uneven it is: the share of the clients' largest classes in all their data.
+
+    >>> _finding(((8, 1, 1), (1, 8, 1)))
+    '2 clients: 80 % of their data is of their largest class'
+    """
+    top, name = (2, "two largest classes") if len(counts[0]) > 3 else (1, "largest class")
+    largest = sum(sum(sorted(row)[-top:]) for row in counts) / max(1, sum(map(sum, counts)))
+    return f"{len(counts)} clients: {100 * largest:.0f} % of their data is of their {name}"
 
 
 @lru_cache(maxsize=8)

@@ -41,7 +41,8 @@ def escape(text: str) -> str:
     >>> escape("<b> 3 %")
     '&lt;b&gt; 3\xa0%'
     """
-    return re.sub(r"(?<=\d) (?=(?:%|s|ms|MB|kB|GB|B|points|seeds?)(?:\W|$))", "\xa0", escape_html(text))
+    joined = re.sub(r"(?<=\bn) = (?=\d)", "\xa0=\xa0", text)
+    return escape_html(re.sub(r"(?<=\d) (?=(?:%|s|ms|MB|kB|GB|B|points|seeds?)(?:\W|$))", "\xa0", joined))
 
 
 def _template(name: str) -> str:
