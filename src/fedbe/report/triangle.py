@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import cast
 
 import numpy as np
-import safetensors
 import torch
 
 from fedbe import seeds
@@ -113,11 +112,8 @@ def _state_before(trial: Trial, sim: Simulation) -> RunState | None:
     last = len(trial.records)
     if last == 1:
         return RunState(0, sim.bench.read())
-    path = trial.folder / f"checkpoint-{last - 1:06d}.safetensors"
-    try:  # `latest` gives the newest checkpoint only, and it is the one before that we need
-        return checkpoint._state_of(*checkpoint._read(path))
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError):
-        return None
+    # `latest` gives the newest checkpoint only, and it is the one before that we need
+    return checkpoint.read(trial.folder / f"checkpoint-{last - 1:06d}.safetensors")
 
 
 def _chart(trial: Trial, sim: Simulation, updates: tuple[Update, ...]) -> Chart:

@@ -80,7 +80,7 @@ def markdown(study: Study, scale: Scale, rows: Sequence[Measured], missing: Mapp
         "|" + "---|" * len(heads),
     ]
     for head in dict.fromkeys(m.cell[:-1] for m in rows):
-        shown = []
+        shown: list[str] = []
         for column in columns:
             m = by_cell.get((*head, column))
             parts = (m.text, m.paper_text, m.difference) if m else ("–",) * 3

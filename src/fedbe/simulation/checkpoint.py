@@ -54,16 +54,23 @@ def latest(folder: Path, identity: Identity | None = None) -> RunState | None:
     """The newest checkpoint that can be read; None if the run has none yet."""
     paths = found(folder)
     for path in paths:
-        try:
-            header, tensors = _read(path)
-        except (OSError, ValueError, KeyError, safetensors.SafetensorError):
-            continue
-        if identity is not None:
-            _check(header["identity"], identity, path)
-        return _state_of(header, tensors)
+        state = read(path, identity)
+        if state is not None:
+            return state
     if paths:
         raise RunError(f"none of the {len(paths)} checkpoints in {folder} can be read: start the run anew")
     return None
+
+
+def read(path: Path, identity: Identity | None = None) -> RunState | None:
+    """The state in one file; None if it cannot be read. One of another identity is refused."""
+    try:
+        header, tensors = _read(path)
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError):
+        return None
+    if identity is not None:
+        _check(header["identity"], identity, path)
+    return _state_of(header, tensors)
 
 
 def _read(path: Path) -> tuple[dict, dict[str, Tensor]]:  # type: ignore[type-arg]
