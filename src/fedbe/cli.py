@@ -1,6 +1,5 @@
 """`fedbe …`: the command line. Heavy modules are imported by the commands that need them, so that help is instant."""
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -214,6 +213,7 @@ def _train(folder: Path, workers: int | None, quiet: bool, tensorboard: bool) ->
     """Train what is left of a run or a comparison and show its result, or say how to go on."""
     from fedbe.simulation import compare as several
     from fedbe.simulation import run as single
+    from fedbe.simulation.machine import cores
     from fedbe.simulation.workers import Pool
     from fedbe.watching import All, TensorBoard, observer
 
@@ -222,7 +222,7 @@ def _train(folder: Path, workers: int | None, quiet: bool, tensorboard: bool) ->
     seen = observer(sum(single.rounds_left(cell) for cell in cells), quiet=quiet, console=err)
     if cells:
         task = single.read_task(cells[0])
-        with interruptible() as stopped, Pool(workers or os.cpu_count() or 1) as pool:
+        with interruptible() as stopped, Pool(workers or cores()) as pool:
             for cell in cells:
                 watchers = All([seen, TensorBoard(cell)]) if tensorboard else seen
                 if not single.execute(cell, pool, watchers, should_stop=stopped, task=task):

@@ -1,6 +1,5 @@
 """How long a study would take on this machine: work in images, divided by a speed that is measured here and now."""
 
-import os
 import time
 from functools import cache
 
@@ -14,41 +13,65 @@ from fedbe.reproduce.study import Scale, Study
 from fedbe.seeds import generator
 from fedbe.servers.stages import Distill
 from fedbe.simulation.federation import ModelSpec
+from fedbe.simulation.machine import cores
 from fedbe.workbench import Workbench
 
-# What a recipe's source has: training images, shape, classes. Only for the estimate; nothing is loaded.
+# What a recipe's source has: training and test images, shape, classes. Only for the estimate; nothing is loaded.
 SIZES = {
-    "digits": (1438, (1, 8, 8), 10),
-    "swissroll": (1200, (2,), 3),
-    "cifar10": (50_000, (3, 32, 32), 10),
-    "cifar100": (50_000, (3, 32, 32), 100),
-    "tiny-imagenet": (100_000, (3, 64, 64), 200),
+    "digits": (1438, 359, (1, 8, 8), 10),
+    "swissroll": (1200, 600, (2,), 3),
+    "cifar10": (50_000, 10_000, (3, 32, 32), 10),
+    "cifar100": (50_000, 10_000, (3, 32, 32), 100),
+    "tiny-imagenet": (100_000, 10_000, (3, 64, 64), 200),
 }
+REPLAYING = ("triangle", "confidence")  # analyses that play a run's last round again
 FORWARD_SHARE = 0.3  # a forward pass costs about this much of a training step
 
 
 def seconds(study: Study, scale: Scale) -> float:
-    """The whole study at a scale, all cells and seeds, on all cores."""
-    seeds = study.limits(scale).seeds
-    return seeds * sum(run_seconds(study.recipe_for(cell, scale)) for cell in study.cells(scale))
+    """The whole study at a scale, all runs and seeds, on all cores."""
+    return study.limits(scale).seeds * sum(seconds_by_column(study, scale).values())
+
+
+def seconds_by_column(study: Study, scale: Scale) -> dict[str, float]:
+    """One seed, by the value of the columns; a run that several cells look at counts once, in the first of them."""
+    runs: dict[str, tuple[str, Recipe]] = {}
+    for cell in study.cells(scale):
+        recipe = study.recipe_for(cell, scale)
+        runs.setdefault(recipe.model_dump_json(), (cell[-1], recipe))
+    found: dict[str, float] = {}
+    for column, recipe in runs.values():
+        replayed = 1 + 1 / recipe.training.rounds if study.analysis in REPLAYING else 1
+        found[column] = found.get(column, 0.0) + replayed * run_seconds(recipe)
+    return found
 
 
 def run_seconds(recipe: Recipe) -> float:
-    """One run: local training, the vote, the distillation; measuring on test data is small beside them."""
-    images, shape, classes = SIZES[recipe.data.source]
+    """One run: local training, the vote, the distillation, measuring on test data."""
+    images, tests, shape, classes = SIZES[recipe.data.source]
     method, training = recipe.method_for(), recipe.training
     epochs = training.epochs if isinstance(training.epochs, int) else sum(training.epochs) / 2
     rounds, epochs = (1, training.one_round_epochs) if method.one_round else (training.rounds, epochs)
-    share = (training.clients_per_round or recipe.split.clients) / recipe.split.clients
-    work = (images - recipe.data.server) * share * epochs
+    cohort = training.clients_per_round or recipe.split.clients
+    work = (images - recipe.data.server) * cohort / recipe.split.clients * epochs
     server = recipe.data.unlabeled_size or recipe.data.server
+    samples = 10
     for stage in method.stages:
         if isinstance(stage, Distill):
-            voters = ("S" in stage.members) * stage.samples + ("A" in stage.members)
-            voters += ("C" in stage.members) * (training.clients_per_round or recipe.split.clients)
-            work += server * (stage.server_epochs + voters * FORWARD_SHARE)
+            samples = stage.samples
+            work += server * (stage.server_epochs + _voters(stage.members, samples, cohort) * FORWARD_SHARE)
+    asked = 1 + _voters(recipe.evaluation.ensemble, samples, cohort) + cohort * recipe.evaluation.clients
+    work += tests * asked * FORWARD_SHARE / recipe.evaluation.every
     settings = tuple(sorted((k, repr(v)) for k, v in recipe.model.settings().items()))
     return rounds * work / _speed(recipe.model.name, shape, classes, settings, training.batch)
+
+
+def _voters(members: str, samples: int, clients: int) -> int:
+    """
+    >>> _voters("SAC", 10, 3), _voters("", 10, 3)
+    (14, 0)
+    """
+    return ("S" in members) * samples + ("A" in members) + ("C" in members) * clients
 
 
 @cache
@@ -69,7 +92,7 @@ def _speed(name: str, shape: tuple[int, ...], classes: int, settings: tuple[tupl
             optimizer.step(0.01)
             begin = begin or time.perf_counter()  # the first step warms up
             steps += 1
-        return (os.cpu_count() or 1) * batch * (steps - 1) / (time.perf_counter() - begin)
+        return cores() * batch * (steps - 1) / (time.perf_counter() - begin)
     finally:
         torch.set_num_threads(threads)
 

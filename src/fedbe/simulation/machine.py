@@ -1,9 +1,15 @@
 """What this machine can do."""
 
+import os
 from pathlib import Path
 
 CPU_FLAGS = Path("/proc/cpuinfo")
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last one is ARM's
+
+
+def cores() -> int:
+    """The cores that this process may use: `taskset` and a container can leave it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def has_bfloat16() -> bool:

@@ -11,7 +11,6 @@
 
 import hashlib
 import json
-import os
 import platform
 import subprocess
 import time
@@ -36,6 +35,7 @@ from fedbe.recipes.load import dump
 from fedbe.recipes.load import load as load_recipe
 from fedbe.simulation import checkpoint, use
 from fedbe.simulation.federation import Federation, initial_weights, prepare
+from fedbe.simulation.machine import cores
 from fedbe.simulation.round import Record, RunState, Simulation, play_round
 from fedbe.simulation.workers import Pool
 from fedbe.workbench import Plan, Workbench
@@ -172,10 +172,10 @@ def simulation(recipe: Recipe, info: RunInfo, federation: Federation, pool: Pool
 def server_threads(module: nn.Module) -> int:
     """Threads for the distillation, which the workers sit out: all cores for convolutions, one for small layers.
 
-    A function of model and machine, not of the number of workers, because threads change the last bits.
+    A function of model and cores, not of the number of workers, because threads change the last bits.
     """
     convolutions = any(isinstance(m, nn.Conv2d) for m in module.modules())
-    return max(1, os.cpu_count() or 1) if convolutions else 1
+    return cores() if convolutions else 1
 
 
 def _first(sim: Simulation) -> RunState:
@@ -245,7 +245,7 @@ def made_with() -> dict[str, str]:
         "commit": _commit(),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
+        "machine": f"{platform.machine()}, {cores()} cores, {torch.backends.cpu.get_cpu_capability()}",
     }
 
 
