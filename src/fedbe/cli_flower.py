@@ -63,7 +63,13 @@ def run(
     number, place = running.submit(deployment, name, changes or ())
     out.print(f"run {number} is submitted; results: {place}")
     try:
-        outcome = running.follow(deployment, number, place, lambda line: out.print(_told(line), markup=False))
+        outcome = running.follow(
+            deployment,
+            number,
+            place,
+            lambda line: out.print(_told(line), markup=False),
+            lambda online, needed: out.print(_nodes(folder, online, needed), markup=False),
+        )
     except KeyboardInterrupt:
         home = deployment.state / "flwr"
         out.print(f"\nno longer following; the run goes on. Stop it with: FLWR_HOME={home} flwr stop {number} fedbe")
@@ -85,3 +91,13 @@ def down(folder: Dir) -> None:
 def _told(line: dict[str, Any]) -> str:
     done = f"round {line['round']}: {len(line['clients'])} clients, {line['seconds']['round']:.1f} s"
     return "; ".join([done, *(f"client {s['client']} set aside: {s['reason']}" for s in line["set_aside"])])
+
+
+def _nodes(folder: Path, online: int, needed: int) -> str:
+    if online >= needed:
+        return f"{online} nodes are online: going on"
+    fewer = f", or ask for fewer (the example: --set clients={online})" if online else ""
+    return (
+        f"{online} of {needed} nodes are online; waiting for {needed - online} more: "
+        f"fedbe flower up {folder} --nodes {needed}{fewer}"
+    )

@@ -83,9 +83,14 @@ def test_keys_are_for_their_owner_only_and_the_certificate_holds(tmp_path):
 def test_keys_are_never_replaced(tmp_path):
     certs.make(tmp_path, 1)
     before = files(tmp_path)
-    with pytest.raises(RunError, match="exists already: remove it to make new keys"):
-        certs.make(tmp_path, 3)
+    for nodes, hosts in ((1, ()), (3, ("fl.example.org",))):
+        with pytest.raises(RunError, match="exists already: remove it to make new keys"):
+            certs.make(tmp_path, nodes, hosts)
     assert files(tmp_path) == before
+    certs.make(tmp_path, 2)  # the federation grows
+    assert files(tmp_path).items() >= before.items()
+    assert files(tmp_path).keys() - before.keys() == {"certs/node-1", "certs/node-1.pub"}
+    assert stat.S_IMODE((tmp_path / "certs/node-1").stat().st_mode) == 0o600
 
 
 def test_what_is_missing_is_said(tmp_path):

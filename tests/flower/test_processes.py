@@ -155,14 +155,38 @@ def _answers(port):
         return one.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_deployment_with_tls_and_authenticated_nodes(app, deployment, expected):
-    up = fedbe("up", app, "--nodes", NODES)
+def test_a_deployment_with_tls_and_authenticated_nodes_that_comes_up_in_two_steps(app, deployment, expected, tmp_path):
+    up = fedbe("up", app, "--nodes", NODES - 1)
     assert up.returncode == 0, up.stderr
-    assert "3 nodes are online" in up.stdout
-    done = fedbe("run", app, "--set", "rounds=2")
-    assert done.returncode == 0, done.stderr
-    assert "round 2: 3 clients" in done.stdout
-    assert "done after 2 rounds, accuracy" in done.stdout
+    assert "2 nodes are online" in up.stdout
+
+    # the run says what it waits for
+    command = [sys.executable, "-m", "fedbe", "flower", "run", str(app), "--set", "rounds=2"]
+    said = tmp_path / "said"
+    with said.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as run:
+        try:
+            advice = f"fedbe flower up {app} --nodes 3, or ask for fewer (the example: --set clients=2)"
+            wait_for(lambda: f"2 of 3 nodes are online; waiting for 1 more: {advice}\n" in said.read_text())
+
+            # a node that cannot start takes nobody else along
+            ran = {name: processes.alive(deployment.state, name) for name in ("superlink", "node-0", "node-1")}
+            key = (app / "certs/node-2").read_bytes()
+            (app / "certs/node-2").write_bytes(b"no key")
+            failed = fedbe("up", app, "--nodes", NODES)
+            assert failed.returncode == 1
+            assert "waited for 3 nodes to come online, but it ended" in failed.stderr
+            assert {name: processes.alive(deployment.state, name) for name in ran} == ran
+            assert processes.names(deployment.state) == sorted(ran)
+
+            # it goes on by itself when they are there
+            (app / "certs/node-2").write_bytes(key)
+            assert "3 nodes are online" in fedbe("up", app, "--nodes", NODES).stdout
+            assert run.wait(240) == 0, said.read_text()
+        finally:
+            run.kill()
+    assert "3 nodes are online: going on\nround 1: 3 clients" in said.read_text()
+    assert "round 2: 3 clients" in said.read_text()
+    assert "done after 2 rounds, accuracy" in said.read_text()
     assert same(app / "runs/run-1", expected())
 
     # a node whose key nobody registered

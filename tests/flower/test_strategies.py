@@ -286,6 +286,24 @@ def test_who_takes_part_follows_from_the_seed_and_not_from_node_ids(local_grid):
     assert len({tuple(c) for c in cohorts(0, 1)}) > 1
 
 
+def test_what_it_waits_for_is_in_its_folder_and_it_goes_on_when_nodes_are_there(local_grid, tmp_path, monkeypatch):
+    grid = local_grid(plain_app(), 4)
+    everybody, online, told = list(grid.nodes), [2, 2, 3, 4], []
+    monkeypatch.setattr(grid, "get_node_ids", lambda: everybody[: online.pop(0) if online else 4])
+
+    def sleep(_):
+        told.append(json.loads((tmp_path / "run" / "nodes.json").read_text()))
+
+    monkeypatch.setattr("fedbe.flower.nodes.time.sleep", sleep)
+    strategy = FedAvg(Net, min_available_nodes=4, folder=tmp_path / "run", **QUIET)
+    strategy.start(grid, arrays(), num_rounds=1)
+    assert told == [{"online": n, "needed": 4} for n in (2, 2, 3)]
+    assert json.loads((tmp_path / "run" / "nodes.json").read_text()) == {"online": 4, "needed": 4}
+    assert grid.asked == [("train", [0, 1, 2, 3])]
+    FedAvg(Net, folder=tmp_path / "other", **QUIET).start(grid, arrays(), num_rounds=1)
+    assert not (tmp_path / "other" / "nodes.json").exists()  # there was nothing to wait for
+
+
 def test_nodes_that_do_not_say_who_they_are_take_part_all_the_same(local_grid):
     grid = local_grid(plain_app(), 4)
     FedAvg(model=Net, fraction_train=0.5, identify=True, **QUIET).start(grid, arrays(), 2)

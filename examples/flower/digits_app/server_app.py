@@ -28,6 +28,7 @@ def main(grid: Grid, context: Context) -> None:
         seed=seed,
         fraction_train=float(config["fraction"]),
         fraction_evaluate=0.0,
+        min_train_nodes=1,  # Flower's 2 would wait for a second node even if one client is all there is
         min_available_nodes=clients,
         total_clients=clients,
         identify=True,

@@ -26,10 +26,22 @@ LOCAL = ("127.0.0.1", "localhost")
 
 
 def make(folder: Path, nodes: int, hosts: Sequence[str] = (), days: int = 365) -> Path:
-    """Write all of it into FOLDER/certs, readable by its owner only. Nothing that is there is replaced."""
+    """Write all of it into FOLDER/certs, readable by its owner only. Nothing that is there is replaced.
+
+    A federation that grows gets the keys of its new nodes.
+    """
     place = folder / "certs"
-    if place.exists():
+    new = [path for i in range(nodes) if not (path := place / f"node-{i}").exists()]
+    if place.exists() and (hosts or not new):
         raise RunError(f"{place} exists already: remove it to make new keys, which ends trust in the old ones")
+    if not place.exists():
+        _found(place, hosts, days)
+    for path in new:
+        node_key(path)
+    return place
+
+
+def _found(place: Path, hosts: Sequence[str], days: int) -> None:
     with _private():
         try:
             place.mkdir(parents=True)
@@ -41,9 +53,6 @@ def make(folder: Path, nodes: int, hosts: Sequence[str] = (), days: int = 365) -
         key = ec.generate_private_key(CURVE)
         _write(place / "server.key", _private_pem(key))
         _write(place / "server.pem", _server(key, authority, ca, [*LOCAL, *hosts], days).public_bytes(Encoding.PEM))
-        for number in range(nodes):
-            node_key(place / f"node-{number}")
-    return place
 
 
 def node_key(path: Path) -> None:

@@ -49,7 +49,10 @@ class Deployment:
         return {**os.environ, **_ready.QUIET, "PATH": path, "FLWR_HOME": str(self.state / "flwr")}
 
     def up(self, nodes: int, say: Callable[[str], None] = lambda _: None) -> None:
-        """Start what is not running yet; the ports and the database stay from one time to the next."""
+        """Start what is not running yet; the ports and the database stay from one time to the next.
+
+        If that fails, what this call has started is stopped, and what ran before goes on.
+        """
         for needed in ("ca.pem", "server.pem", "server.key", *(f"node-{i}" for i in range(nodes))):
             if not (self.certs / needed).exists():
                 raise RunError(
@@ -57,6 +60,7 @@ class Deployment:
                 )
         self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         ports = self._ports(nodes)
+        ran = {name for name in processes.names(self.state) if processes.alive(self.state, name) is not None}
         try:
             self._start_link(ports[0], say)
             self._register(nodes)
@@ -64,7 +68,7 @@ class Deployment:
                 self.start_node(number, nodes)
             self._await(lambda: self.online() >= nodes, f"{nodes} nodes to come online", f"node-{nodes - 1}")
         except BaseException:
-            self.down()
+            processes.stop(self.state, [name for name in processes.names(self.state) if name not in ran])
             raise
         say(f"{nodes} nodes are online")
 

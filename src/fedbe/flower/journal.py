@@ -4,6 +4,7 @@ FOLDER/checkpoint-*.safetensors   all that crosses a round: model, server memory
 FOLDER/rounds.jsonl               one line a round: who took part, who was set aside and why, how long it took
 FOLDER/model.safetensors          the final weights under the module's own names
 FOLDER/report.json                the metrics of each round: of training, of the clients' evaluation, of the server's
+FOLDER/nodes.json                 only if there were too few nodes: how many are online and how many are needed
 """
 
 import hashlib
@@ -55,6 +56,11 @@ class Journal:
         if self.folder is not None:
             append_line(self.folder / "rounds.jsonl", line)
             checkpoint.save(self.folder, state, self._identity)
+
+    def nodes(self, online: int, needed: int) -> None:
+        """For who follows the run: the server waits, or has waited, for nodes."""
+        if self.folder is not None:
+            write_json(self.folder / "nodes.json", {"online": online, "needed": needed})
 
     def finish(self, model: ModelState, layout: Layout, metrics: dict[str, dict[str, Any]]) -> None:
         """The final model, and the metrics of all rounds, those of earlier parts of a resumed run included."""

@@ -1,7 +1,7 @@
 """Which client is behind which node, who is asked next, and what each client should remember."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
 
 import torch
@@ -33,12 +33,19 @@ class Nodes:
     def client(self, node: int) -> ClientId:
         return self.clients.get(node, node)
 
-    def wait(self, grid: Grid, needed: int) -> list[int]:
-        """All connected nodes, as soon as they are enough."""
-        while len(nodes := list(grid.get_node_ids())) < needed:
-            log(INFO, "waiting for nodes: %s of %s are connected", len(nodes), needed)
+    def wait(self, grid: Grid, needed: int, tell: Callable[[int, int], None] = lambda *_: None) -> list[int]:
+        """All connected nodes, as soon as they are enough; if they are not at once, `tell` hears (online, needed)."""
+        told = None
+        while True:
+            nodes = list(grid.get_node_ids())
+            enough = len(nodes) >= needed
+            if len(nodes) != told and (told is not None or not enough):
+                log(INFO, "%s of %s nodes are online", len(nodes), needed)
+                tell(len(nodes), needed)
+                told = len(nodes)
+            if enough:
+                return nodes
             time.sleep(1)
-        return nodes
 
     def sample(self, nodes: Iterable[int], size: int, generator: torch.Generator) -> list[int]:
         """`size` of the nodes, drawn from them in the order of their client ids, and in that order."""

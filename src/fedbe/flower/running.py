@@ -14,6 +14,7 @@ from fedbe.flower.deployment import Deployment
 
 POLL_SECONDS = 2.0
 Say = Callable[[dict[str, Any]], None]
+Nodes = Callable[[int, int], None]  # how many are online, how many the app needs
 
 
 @dataclass(frozen=True)
@@ -34,20 +35,27 @@ def submit(deployment: Deployment, name: str | None, settings: Sequence[str] = (
             raise SettingError(f"a setting must be KEY=VALUE, got '{one}'")
     overrides = [f"{k}={_toml(v)}" for k, v in (one.split("=", 1) for one in settings)]
     overrides.append(f"folder={json.dumps(str(folder))}")
+    (folder / "nodes.json").unlink(missing_ok=True)  # of a run that ended while it waited
     words = [word for one in overrides for word in ("--run-config", one)]
     answer = deployment.flwr("run", str(deployment.folder.resolve()), *words)
     return int(answer["run-id"]), folder
 
 
-def follow(deployment: Deployment, run: int, folder: Path, say: Say) -> Outcome:
-    """Wait for the end, telling every finished round; RunError if the run failed or left no model."""
-    told = len(_lines(folder))
+def follow(deployment: Deployment, run: int, folder: Path, say: Say, nodes: Nodes = lambda *_: None) -> Outcome:
+    """Wait for the end, telling every finished round, and what changes while it waits for nodes.
+
+    RunError if the run failed or left no model.
+    """
+    told, waited = len(_lines(folder)), None
     while True:
         status = status_of(deployment, run)
         lines = _lines(folder)
         for line in lines[told:]:
             say(line)
         told = max(told, len(lines))
+        if (found := _nodes(folder)) is not None and found != waited:
+            nodes(*found)
+            waited = found
         if status.startswith("finished"):
             break
         time.sleep(POLL_SECONDS)
@@ -83,6 +91,15 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break  # it is being written
     return found
+
+
+def _nodes(folder: Path) -> tuple[int, int] | None:
+    """How many nodes are online and how many are needed, once the server had to wait for some."""
+    path = folder / "nodes.json"
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text())
+    return found["online"], found["needed"]
 
 
 def _next(runs: Path) -> str:

@@ -189,7 +189,7 @@ class CatalogueStrategy(FlowerFedAvg):
 
     def _sample(self, grid: Grid, fraction: float, minimum: int, role: str) -> list[int]:
         """Nodes for one purpose, drawn by our seeds."""
-        online = self.nodes.wait(grid, max(self.min_available_nodes, minimum))
+        online = self.nodes.wait(grid, max(self.min_available_nodes, minimum), self.journal.nodes)
         size = max(int(len(online) * fraction), minimum)
         if self.identify and (size < len(online) or self.method.extras):
             self.nodes.identify(grid, online)
