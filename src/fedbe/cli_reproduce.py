@@ -1,14 +1,18 @@
 """`fedbe reproduce`: one command for each table and figure of the paper."""
 
-import os
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.markup import escape
+from rich.padding import Padding
 
 from fedbe.errors import SettingError, nearest
 from fedbe.simulation.warm import warm_up
+
+if TYPE_CHECKING:
+    from fedbe.report.spec import Chart
 
 
 def reproduce(
@@ -34,7 +38,8 @@ def reproduce(
         raise SettingError(f"unknown scale '{scale}': {nearest(scale, SCALES)}")
     warm_up()
     from fedbe.cli import err, interruptible, out, resolve_precision
-    from fedbe.reproduce import play, table
+    from fedbe.reproduce import analysis, play, table
+    from fedbe.simulation.machine import cores
     from fedbe.simulation.workers import Pool
     from fedbe.watching import observer
 
@@ -43,26 +48,58 @@ def reproduce(
     todo = list(play.places(study, chosen, seeds or study.limits(chosen).seeds, root))
     root.mkdir(parents=True, exist_ok=True)
     seen = observer(sum(play.rounds_left(place) for place in todo), quiet=quiet, console=err)
-    with interruptible() as stopped, Pool(workers or os.cpu_count() or 1) as pool:
+    with interruptible() as stopped, Pool(workers or cores()) as pool:
         whole, missing = play.play(todo, pool, seen, resolve_precision(precision), stopped)
-    written = table.write(study, chosen, todo, missing, root)
+        charts: list[Chart] = []
+        if whole and study.analysis:
+            with nullcontext() if quiet else err.status("looking at what was trained"):
+                whole, unseen, charts = analysis.analyse(study, todo, pool, stopped)
+            missing = {**unseen, **missing}
+    written = table.write(study, chosen, todo, missing, root, charts)
     if not whole:
         err.print("stopped, nothing is lost; the same command goes on")
         raise typer.Exit(130)
     out.print(written.read_text(), markup=False)
     out.print(f"table: {written}")
+    for chart in charts:
+        out.print(f"picture: {root / chart.id}.svg, .png; its numbers: {root / chart.id}.csv")
 
 
 def _list() -> None:
+    """A line of costs for each study, and below it what it is: that fits into 80 columns."""
     from fedbe.cli import err, out
     from fedbe.reproduce import cost
     from fedbe.reproduce.study import SCALES, available, load_study
-    from fedbe.watching import duration
 
-    table = Table("name", "what", *SCALES, box=None, padding=(0, 2, 0, 0), header_style="bold")
+    heads = ("study", *SCALES, "cpu, largest column")
+    rows = [heads]
+    titles = [""]
     with err.status("measuring this machine"):
         for name in available():
             study = load_study(name)
-            table.add_row(name, study.title, *(duration(cost.seconds(study, scale)) for scale in SCALES))
-    out.print(table)
-    out.print("Estimates in float32 for all cells and seeds of a scale (smoke 1, cpu 1, paper 5), measured just now.")
+            column = max(cost.seconds_by_column(study, "cpu").values())
+            rows.append((name, *(_about(cost.seconds(study, scale)) for scale in SCALES), _about(column)))
+            titles.append(study.title)
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    for row, title in zip(rows, titles, strict=True):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        out.print(f"[bold]{line}[/bold]", highlight=False)
+        if title:
+            out.print(Padding(escape(title), (0, 0, 0, 2)), highlight=False)
+    out.print(
+        "\nEstimates for this machine, measured just now, in float32: all cells and seeds (smoke 1, cpu 1 unless its "
+        "table says more, paper 5); and of cpu the largest column with one seed.",
+        highlight=False,
+    )
+
+
+def _about(seconds: float) -> str:
+    """
+    >>> _about(0.4), _about(65), _about(9000), _about(9e5)
+    ('1 s', '1 min', '2.5 h', '10 days')
+    """
+    if seconds < 60:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from fedbe.ensemble import predict
 from fedbe.recipes import load
-from fedbe.report import build, read_studies
+from fedbe.report import build, read_studies, triangle
+from fedbe.report.replay import last_round
 from fedbe.report.spec import Chart
+from fedbe.report.trials import read_trial
 from fedbe.simulation import run
 from fedbe.simulation.workers import Pool
 from fedbe.watching import Nobody
@@ -31,7 +34,7 @@ def test_corners_and_centre_are_what_the_run_measured(swissroll: Path) -> None:
     chart, _ = chart_of(swissroll)
     assert chart is not None
     last = run.read_rounds(swissroll)[-1]
-    told = {d.label for d in chart.panels[0].dots if d.role}
+    told = {d.label for d in chart.panels[0].dots if d.role in ("corner", "centre")}
     expected = {f"client {c}: {100 * last['test_clients'][f'client {c}']['accuracy']:.1f} %" for c in range(3)}
     assert told == expected | {f"FedAvg: {100 * last['test']['accuracy']:.1f} %"}
     assert "n = 1 run: FedAvg, seed 0, round 3" in chart.shown
@@ -47,6 +50,37 @@ def test_three_hundred_samples_lie_inside_and_the_colour_is_accuracy(swissroll: 
     low, high = chart.panels[0].scale or (0, 0)
     for dot in dots:
         assert f"{low + (dot.colour or 0) * (high - low):.1f} %" in dot.label
+
+
+def test_the_star_is_the_best_sample(swissroll: Path) -> None:
+    chart, _ = chart_of(swissroll)
+    assert chart is not None
+    *_, best = chart.panels[0].dots
+    assert best.role == "best"
+    twin = max((d for d in chart.panels[0].dots if not d.role), key=lambda d: d.colour or 0)
+    assert (best.x, best.y, best.colour) == (twin.x, twin.y, twin.colour)
+    assert best.label.removeprefix("best: ") == twin.label.rpartition(": ")[2]
+
+
+def test_ten_that_vote_are_judged_by_their_mean_probabilities(swissroll: Path) -> None:
+    """Eleven models: the vote of the first ten, and that of the last alone, count half each."""
+    replayed = last_round(read_trial(swissroll))
+    states = [u.state for u in replayed.round.updates] * 3 + [replayed.draft.state] * 2
+    judged = triangle.judge(replayed, states)
+    test, labels = replayed.sim.federation.test, replayed.sim.federation.test_labels
+    each = [predict(replayed.sim.bench, s, test) for s in states]
+    ten = float((sum(each[:10]).argmax(1) == labels).double().mean())
+    alone = float((each[10].argmax(1) == labels).double().mean())
+    assert judged.vote == pytest.approx(50 * (ten + alone))
+    assert judged.accuracies[10] == pytest.approx(100 * alone)
+
+
+def test_a_pool_replays_the_same_clients(swissroll: Path) -> None:
+    here = last_round(read_trial(swissroll))
+    with Pool(1) as pool:
+        there = last_round(read_trial(swissroll), pool)
+    for a, b in zip(here.round.updates, there.round.updates, strict=True):
+        assert a.state.params.equal(b.state.params)
 
 
 def test_another_training_is_not_passed_off_as_the_run_s(swissroll: Path) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedbe.errors import RecipeError
-from fedbe.reproduce import cost, play, table
+from fedbe.errors import RecipeError, RunError
+from fedbe.recipes import load
+from fedbe.report.spec import Chart
+from fedbe.reproduce import analysis, cost, play, table
 from fedbe.reproduce.play import Place
 from fedbe.reproduce.study import SCALES, Study, available, load_study
 from fedbe.simulation import run
@@ -31,12 +33,28 @@ def _play(name: str, pool: Pool, root: Path, seeds: int = 1) -> tuple[Study, lis
     return study, places
 
 
+def _analyse(study: Study, places: list[Place], pool: Pool) -> list[Chart]:
+    if not study.analysis:
+        return []
+    whole, missing, charts = analysis.analyse(study, places, pool, lambda: False)
+    assert whole
+    assert missing == {}
+    return charts
+
+
 @pytest.mark.parametrize("name", available())
 def test_every_study_runs_end_to_end(name: str, pool: Pool, tmp_path: Path) -> None:
     study, places = _play(name, pool, tmp_path)
-    written = table.write(study, "smoke", places, {}, tmp_path).read_text()
+    charts = _analyse(study, places, pool)
+    written = table.write(study, "smoke", places, {}, tmp_path, charts).read_text()
     assert written.startswith(f"# {study.title}")
     assert all(m.ours for m in table.collect(study, places))
+    for chart in charts:
+        assert f"({chart.id}.svg)" in written
+        assert chart.title.split()[0] in (tmp_path / f"{chart.id}.svg").read_text()
+        assert (tmp_path / f"{chart.id}.png").read_bytes().startswith(b"\x89PNG")
+        numbers = list(csv.reader(io.StringIO((tmp_path / f"{chart.id}.csv").read_text())))
+        assert len(numbers) == 1 + len(chart.table.rows)
     rows = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
     assert len(rows) == len(study.cells("smoke"))
     assert (tmp_path / "rounds.csv").exists() == study.series
@@ -55,6 +73,13 @@ def test_what_is_done_is_not_run_again(pool: Pool, tmp_path: Path) -> None:
     before = [(p.folder / "rounds.jsonl").stat().st_mtime_ns for p in places]
     _play("table3", pool, tmp_path)
     assert [(p.folder / "rounds.jsonl").stat().st_mtime_ns for p in places] == before
+
+
+def test_a_run_of_other_settings_is_not_passed_off_as_the_study_s(pool: Pool, tmp_path: Path) -> None:
+    (place, *_) = play.places(load_study("table3"), "smoke", 1, tmp_path)
+    run.create(place.folder, load("digits"), "fedbe", 0, "float32")
+    with pytest.raises(RunError, match="was run with other settings"):
+        play.play([place], pool, Nobody(), "float32", lambda: False)
 
 
 def test_two_views_of_one_run_are_one_run(tmp_path: Path) -> None:
@@ -119,6 +144,46 @@ def test_a_metric_can_belong_to_a_cell() -> None:
     assert study.metric_for(("ensemble", "none")) == "test_ensemble.accuracy"
     assert study.metric_for(("ensemble", "swa")) == "test.accuracy"
     assert ("weight-average", "sgd") not in study.cells("paper")
+
+
+def test_a_scale_says_what_it_changed_and_what_it_left_out() -> None:
+    said = " ".join(table.reductions(load_study("table5"), "cpu"))
+    assert "`training.rounds=10`" in said
+    assert "`data.unlabeled_size=2000`" in said
+    assert "Left out at this scale: split iid; model mobilenetv2." in said
+    assert table.reductions(load_study("table5"), "paper") == []
+
+
+def test_a_column_of_the_scale_cpu_takes_three_hours_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the speeds of two quiet cores: training images a second, a quarter of them at 64 × 64 pixels."""
+    known = {"convnet": 3300.0, "resnet20": 550.0, "mlp": 60_000.0}
+    monkeypatch.setattr(cost, "_speed", lambda name, shape, *_: known[name] / (4 if shape[-1] == 64 else 1))
+    columns = {n: cost.seconds_by_column(load_study(n), "cpu") for n in available()}
+    assert {n: c for n, c in columns.items() if max(c.values()) > 3 * 3600} == {}
+
+
+def test_the_cost_of_a_run_is_its_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedBE, one round: 40,000 × 2 + 10,000 × (20 epochs + 21 voters × 0.3) + 10,000 tests × 0.3 = 346,000 images."""
+    monkeypatch.setattr(cost, "_speed", lambda *_: 1000.0)
+    recipe = load("cifar10-step", ("training.rounds=1", "training.epochs=2"))
+    assert cost.run_seconds(recipe) == pytest.approx(346)
+
+
+def test_a_run_that_two_cells_look_at_costs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "_speed", lambda *_: 1000.0)
+    study = load_study("fig-ensemble")
+    once = sum(cost.run_seconds(study.recipe_for((m, "average"), "paper")) for m in ("resnet20", "convnet"))
+    assert cost.seconds(study, "paper") == pytest.approx(5 * once)
+
+
+def test_embedded_data_is_not_made_smaller_but_for_smoke() -> None:
+    study = load_study("fig-confidence")
+    cell = ("swissroll", "clients", "ECE")
+    assert study.recipe_for(cell, "cpu") == study.recipe_for(cell, "paper") == load("swissroll")
+    small = study.recipe_for(cell, "smoke")
+    assert (small.data.source, small.model.name, small.training.rounds) == ("swissroll", "mlp", 2)
+    assert study.recipe_for(("cifar10", "clients", "ECE"), "smoke").data.source == "digits"
+    assert study.metric_for(cell) == "analysis.clients.ECE"
 
 
 def test_costs_grow_with_the_scale() -> None:

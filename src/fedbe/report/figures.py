@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, SOFT, GRID = "#16181b", "#5a5e65", "#e9e7e2"
+WRONG = "#d98a3d"
+CLOUDS = ("#0b4f9c", "#c04a00", "#0d8074")  # three classes that also differ in lightness
 STYLES = {"solid": ("-", 1.8, 1.0), "dashed": ("--", 1.6, 1.0), "faint": ("-", 1.0, 0.7)}
 
 
@@ -48,8 +50,10 @@ def draw(chart: Chart, kind: str) -> bytes:
     }
     with rc_context({**looks, "axes.edgecolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT}):
         figure = Figure(_size(chart), dpi=200, layout="constrained")
-        all_axes = figure.subplots(1, len(chart.panels), squeeze=False, sharex=_shared(chart), sharey=_shared(chart))[0]
-        for panel, axes in zip(chart.panels, all_axes, strict=True):
+        rows = _rows(chart)
+        share: Any = _shared(chart)
+        grid = figure.subplots(rows, len(chart.panels) // rows, squeeze=False, sharex=share, sharey=share)
+        for panel, axes in zip(chart.panels, grid.flat, strict=True):
             axes.spines[["top", "right"]].set_visible(False)
             axes.set_title(panel.title, loc="left", fontsize=8, fontweight="bold")
             DRAW[chart.kind](chart, panel, axes)
@@ -67,17 +71,27 @@ def _size(chart: Chart) -> tuple[float, float]:
         return max(4.6, wide), 1.1 + 0.28 * max(len(p.bars) for p in chart.panels)
     if chart.kind == "bubbles":
         return 4.6, min(9.0, 1.4 + 0.3 * len(chart.panels[0].rows))
+    if chart.kind in PAIRED:
+        return 5.4, 1.0 + (1.75 if chart.kind == "histogram" else 2.4) * _rows(chart)
     return max(4.6, wide), 4.2 if chart.kind in ("dots", "triangle") else 3.0
 
 
-def _shared(chart: Chart) -> bool:
-    return chart.kind in ("lines", "bars")
+PAIRED = ("histogram", "clouds")  # two panels beside each other, pair below pair
+
+
+def _rows(chart: Chart) -> int:
+    return max(1, len(chart.panels) // 2) if chart.kind in PAIRED else 1
+
+
+def _shared(chart: Chart) -> bool | str:
+    """Panels that are to be compared have one scale: all of them, or those of a row."""
+    return "row" if chart.kind == "histogram" else chart.kind in ("lines", "bars")
 
 
 def _caption(figure: "Figure", chart: Chart) -> None:
     """The finding above; n and seeds are in what is shown, which goes below."""
     figure.suptitle(_wrapped(chart.title, figure, 11), x=0.01, ha="left", fontsize=9.5, fontweight="bold")
-    figure.supxlabel(_wrapped(chart.shown, figure, 17), x=0.01, ha="left", fontsize=6, color=SOFT)
+    figure.supxlabel(_wrapped(chart.shown, figure, 20), x=0.01, ha="left", fontsize=6, color=SOFT)
 
 
 def _wrapped(text: str, figure: "Figure", letters_per_inch: float) -> str:
@@ -192,21 +206,29 @@ def _bubbles(chart: Chart, panel: Panel, axes: "Axes") -> None:
 
 def _triangle(chart: Chart, panel: Panel, axes: "Axes") -> None:
     from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.patheffects import withStroke
 
     low, high = panel.scale or (0.0, 1.0)
     ramp = LinearSegmentedColormap.from_list("fedbe", colours.RAMP)
     corners = [d for d in panel.dots if d.role == "corner"]
     axes.fill([d.x for d in corners], [d.y for d in corners], fill=False, ec=SOFT, lw=0.8)
-    values = [low + (d.colour or 0) * (high - low) for d in panel.dots]
-    sizes = [90 if d.role else 14 for d in panel.dots]
-    edges = [INK if d.role else "none" for d in panel.dots]
-    drawn = axes.scatter(
-        [d.x for d in panel.dots], [d.y for d in panel.dots], sizes, values, cmap=ramp, ec=edges, vmin=low, vmax=high
-    )
+    for role, marker, size in (("", "o", 14), ("corner", "o", 90), ("centre", "o", 90), ("best", "*", 170)):
+        chosen = [d for d in panel.dots if d.role == role]
+        values = [low + (d.colour or 0) * (high - low) for d in chosen]
+        drawn = axes.scatter(
+            [d.x for d in chosen], [d.y for d in chosen], size, values,
+            marker=marker, cmap=ramp, ec=INK if role else "none", vmin=low, vmax=high,
+        )  # fmt: skip
     for dot in (d for d in panel.dots if d.role):
-        side = "center" if 0 < dot.x < 1 else "left" if dot.x == 0 else "right"
-        shift = (0, 9) if 0 < dot.x < 1 else (0, -15)
-        axes.annotate(dot.label, (dot.x, dot.y), shift, textcoords="offset points", ha=side, fontweight="bold")
+        side, shift = "center", (0, 9)
+        if dot.role == "best":  # beside the triangle, clear of the other names
+            side, shift = ("right", (-10, 2)) if dot.x < 0.5 else ("left", (10, 2))
+        elif dot.x in (0, 1):
+            side, shift = ("left" if dot.x == 0 else "right"), (0, -15)
+        axes.annotate(
+            dot.label, (dot.x, dot.y), shift, textcoords="offset points", ha=side, fontweight="bold",
+            path_effects=[withStroke(linewidth=2, foreground="white")],
+        )  # fmt: skip
     axes.set(aspect="equal", ylim=(-0.12, 0.99))
     axes.axis("off")
     bar = axes.figure.colorbar(
@@ -215,4 +237,41 @@ def _triangle(chart: Chart, panel: Panel, axes: "Axes") -> None:
     bar.outline.set_visible(False)
 
 
-DRAW = {"lines": _lines, "bars": _bars, "dots": _dots, "bubbles": _bubbles, "triangle": _triangle}
+def _histogram(chart: Chart, panel: Panel, axes: "Axes") -> None:
+    """Two rows of counts over equal bins of [0, 1], the second on top of the first."""
+    bins = len(panel.counts[0])
+    places, below = [(i + 0.5) / bins for i in range(bins)], [0.0] * bins
+    for name, counts, colour in zip(panel.rows, panel.counts, (colours.light("fedbe"), WRONG), strict=True):
+        axes.bar(places, counts, 0.9 / bins, below, color=colour, label=_plain(name), lw=0)
+        below = [a + b for a, b in zip(below, counts, strict=True)]
+    axes.set(xlim=(0, 1), xticks=[0, 0.25, 0.5, 0.75, 1])
+    axes.set_xlabel(chart.x_label, color=SOFT)
+    if axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+        axes.set_ylabel(chart.y_label, color=SOFT)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(axis="y", color=GRID)
+    axes.set_axisbelow(True)
+    if panel is chart.panels[0]:
+        axes.legend(frameon=False, fontsize=7, loc="upper left", handlelength=0.9)
+
+
+def _clouds(chart: Chart, panel: Panel, axes: "Axes") -> None:
+    """Points without axes; `rows` are the classes, which dots carry as labels."""
+    for name, colour in zip(panel.rows, CLOUDS, strict=False):
+        chosen = [d for d in panel.dots if d.label == name]
+        axes.scatter([d.x for d in chosen], [d.y for d in chosen], 5, colour, lw=0, alpha=0.75, label=_plain(name))
+    axes.set(xticks=[], yticks=[], aspect="equal", box_aspect=1, adjustable="datalim")
+    axes.spines[:].set(visible=True, color=GRID)
+    if panel is chart.panels[0]:
+        axes.legend(frameon=False, fontsize=7, markerscale=2, handletextpad=0.1, loc="best")
+
+
+DRAW = {
+    "lines": _lines,
+    "bars": _bars,
+    "dots": _dots,
+    "bubbles": _bubbles,
+    "triangle": _triangle,
+    "histogram": _histogram,
+    "clouds": _clouds,
+}

@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["lines", "bars", "dots", "bubbles", "triangle"]
+# The last two are drawn as pictures only: `fedbe reproduce` makes them, no page shows them.
+Kind = Literal["lines", "bars", "dots", "bubbles", "triangle", "histogram", "clouds"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Panel:
     dots: tuple[Dot, ...] = ()
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
-    counts: tuple[tuple[int, ...], ...] = ()
+    counts: tuple[tuple[float, ...], ...] = ()
     scale: tuple[float, float] | None = None
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedbe import data
 from fedbe.data import Task
-from fedbe.errors import DataError
+from fedbe.errors import DataError, RunError
 from fedbe.recipes import Recipe
 from fedbe.recipes.load import dump
 from fedbe.reproduce.study import Scale, Study
@@ -52,7 +52,12 @@ def play(
             continue
         if not (place.folder / "run.json").exists():
             run.create(place.folder, place.recipe, place.recipe.method, place.seed, precision)
-        if run.read_info(place.folder).finished is not None and _same(place):
+        if dump(run.read_recipe(place.folder)) != dump(place.recipe):
+            raise RunError(
+                f"{place.folder} was run with other settings than this study has now: move it away, or choose another "
+                "folder with --runs"
+            )
+        if run.read_info(place.folder).finished is not None:
             continue
         if not run.execute(place.folder, pool, observer, should_stop=should_stop, task=task):
             return False, missing
@@ -64,11 +69,6 @@ def rounds_left(place: Place) -> int:
     if (place.folder / "run.json").exists():
         return run.rounds_left(place.folder)
     return 1 if place.recipe.method_for().one_round else place.recipe.training.rounds
-
-
-def _same(place: Place) -> bool:
-    """Is the finished run in this folder the one that is asked for?"""
-    return dump(run.read_recipe(place.folder)) == dump(place.recipe)
 
 
 def _task(recipe: Recipe, known: dict[str, Task | str]) -> Task | str:

@@ -18,6 +18,7 @@ SHIPPED = Path(__file__).parent / "studies"
 Scale = Literal["smoke", "cpu", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "cpu", "paper")
 
+EMBEDDED = ("digits", "swissroll")
 # The smallest form of anything: embedded data, a tiny network, two rounds. It proves that a study runs.
 SMOKE = (
     "data.source=digits", "data.server=200", "data.pad=0", "data.flip=false", "model.name=mlp", "training.rounds=2",
@@ -41,9 +42,11 @@ class Study(BaseModel):
     title    what it is in the paper
     recipe   the base that all cells change
     rows     the axes that make the rows, outermost first; the axis `columns` makes the columns
-    axes     axis -> value -> changes; the change "method=NAME" chooses the method
-    metric   path of the number in the last record: test.accuracy, test_ensemble.accuracy; or one for each value of
-             the columns, or for single cells
+    axes     axis -> value -> changes; the changes "recipe=NAME" and "method=NAME" choose the base and the method
+    analysis what is done with each finished run, by its name in `analysis`; none if empty
+    metric   path of the number in the last record, or in what the analysis found: test.accuracy, analysis.{models}.ECE
+             ({axis} stands for the cell's value); or one for each value of the columns, or for single cells
+    measured what the numbers are
     without  cells that the paper leaves out
     series   show the metric of every round, not only of the last one
     paper    cell -> [mean, std] or [mean], in percent; cells are named by their values, joined by /
@@ -57,7 +60,9 @@ class Study(BaseModel):
     rows: tuple[str, ...]
     columns: str
     axes: dict[str, dict[str, tuple[str, ...]]]
+    analysis: str = ""
     metric: str | dict[str, str] = "test.accuracy"
+    measured: str = "test accuracy in percent"
     without: tuple[str, ...] = ()
     series: bool = False
     paper: dict[str, tuple[float, ...]] = {}
@@ -71,6 +76,8 @@ class Study(BaseModel):
         known = {"/".join(values) for values in itertools.product(*(self.axes[a] for a in self.order))}
         if wrong := [cell for cell in self.paper if cell not in known]:
             raise ValueError(f"the paper's number '{wrong[0]}' is of no cell")
+        if wrong := [v for axis, kept in self.cpu.keep.items() for v in kept if v not in self.axes.get(axis, ())]:
+            raise ValueError(f"'{wrong[0]}', which the scale cpu keeps, is of no axis")
         return self
 
     @property
@@ -83,7 +90,8 @@ class Study(BaseModel):
         return self.cpu if scale == "cpu" else Limits(changes=SMOKE, keep=self._first_two())
 
     def _first_two(self) -> dict[str, tuple[str, ...]]:
-        return {axis: tuple(values)[:2] for axis, values in self.axes.items()}
+        """Of an axis without changes all values: they are views of the same runs and cost nothing."""
+        return {axis: tuple(values)[: 2 if any(values.values()) else None] for axis, values in self.axes.items()}
 
     def cells(self, scale: Scale) -> list[tuple[str, ...]]:
         """The cells of a scale, each a value for every axis in `order`."""
@@ -94,14 +102,25 @@ class Study(BaseModel):
     def recipe_for(self, cell: tuple[str, ...], scale: Scale) -> Recipe:
         """The recipe of one cell: base, then the cell's own changes, then what the scale makes smaller."""
         changes = [c for axis, value in zip(self.order, cell, strict=True) for c in self.axes[axis][value]]
-        if scale == "smoke":
+        base = next((c.removeprefix("recipe=") for c in changes if c.startswith("recipe=")), self.recipe)
+        changes = [c for c in changes if not c.startswith("recipe=")]
+        smaller = self.limits(scale).changes
+        if load(base).data.source in EMBEDDED:  # small enough as it is, but smoke is in a hurry
+            smaller = tuple(c for c in smaller if scale == "smoke" and not c.startswith(("data.", "model.")))
+        elif scale == "smoke":
             changes = _without_real_data(changes)
-        return load(self.recipe, [*changes, *self.limits(scale).changes])
+        return load(base, [*changes, *smaller])
 
     def metric_for(self, cell: tuple[str, ...]) -> str:
         if isinstance(self.metric, str):
-            return self.metric
+            return self.metric.format_map(dict(zip(self.order, cell, strict=True)))
         return self.metric.get("/".join(cell), self.metric.get(cell[-1], "test.accuracy"))
+
+    def left_out(self, scale: Scale) -> dict[str, list[str]]:
+        """Values that a scale does not run, by axis."""
+        keep = self.limits(scale).keep
+        gone = {axis: [v for v in values if v not in keep.get(axis, values)] for axis, values in self.axes.items()}
+        return {axis: values for axis, values in gone.items() if values}
 
 
 def _without_real_data(changes: list[str]) -> list[str]:

@@ -2,13 +2,15 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 from fedbe.files import write_whole
+from fedbe.report.figures import draw
+from fedbe.report.spec import Chart
+from fedbe.reproduce import analysis
 from fedbe.reproduce.play import Place
 from fedbe.reproduce.study import Scale, Study
 from fedbe.simulation import run
@@ -46,35 +48,28 @@ def collect(study: Study, done: Sequence[Place]) -> list[Measured]:
     for place in done:
         values = found.setdefault(place.cell, [])
         if (place.folder / "run.json").exists() and run.read_info(place.folder).finished:
-            values.append(100 * number(run.read_rounds(place.folder)[-1], study.metric_for(place.cell)))
+            record = {**run.read_rounds(place.folder)[-1], "analysis": analysis.read(place.folder) or "not made yet"}
+            number = analysis.look_up(record, study.metric_for(place.cell))
+            values += [] if isinstance(number, str) else [100 * float(number)]
     return [Measured(c, tuple(v), study.paper.get("/".join(c), ())) for c, v in found.items()]
 
 
-def number(record: Mapping[str, Any], path: str) -> float:
-    """The number at a path like test_ensemble.accuracy.
-
-    >>> number({"test": {"accuracy": 0.5}}, "test.accuracy")
-    0.5
-    """
-    found: Any = record
-    for key in path.split("."):
-        found = found[key]
-    return float(found)
-
-
-def markdown(study: Study, scale: Scale, rows: Sequence[Measured], missing: Mapping[Cell, str]) -> str:
+def markdown(
+    study: Study, scale: Scale, rows: Sequence[Measured], missing: Mapping[Cell, str], charts: Sequence[Chart] = ()
+) -> str:
     """A table with ours, the paper's and the difference in each cell; below it, what could not be run."""
     columns = list(dict.fromkeys(m.cell[-1] for m in rows))
     by_cell = {m.cell: m for m in rows}
     # On other data the paper's numbers would say nothing.
-    shown_parts = ("ours",) if scale == "smoke" else ("ours", "paper", "difference")
-    heads = [*study.rows, *(f"{c}: {part}" for c in columns for part in shown_parts)]
+    shown_parts = ("ours",) if scale == "smoke" or not study.paper else ("ours", "paper", "difference")
+    heads = [*study.rows, *(f"{c}: {part}" if len(shown_parts) > 1 else c for c in columns for part in shown_parts)]
     lines = [
         f"# {study.title}",
         "",
-        f"Scale `{scale}`; test accuracy in percent, mean ± standard deviation over n seeds.",
+        f"Scale `{scale}`; {study.measured}, mean ± standard deviation over n seeds.",
         *([study.note] if study.note else []),
-        *([f"Changed against the paper: `{'`, `'.join(study.limits(scale).changes)}`."] if scale != "paper" else []),
+        *reductions(study, scale),
+        *(["The paper shows this as a picture, without numbers."] if not study.paper else []),
         "",
         f"| {' | '.join(heads)} |",
         "|" + "---|" * len(heads),
@@ -87,37 +82,62 @@ def markdown(study: Study, scale: Scale, rows: Sequence[Measured], missing: Mapp
             shown += parts[: len(shown_parts)]
         lines.append(f"| {' | '.join([*head, *shown])} |")
     lines += ["", *(f"Not run: {' / '.join(cell)}: {reason}." for cell, reason in missing.items())]
+    lines += [line for chart in charts for line in ("", f"![{chart.title}]({chart.id}.svg)", "", chart.shown)]
     return "\n".join(lines).rstrip() + "\n"
 
 
+def reductions(study: Study, scale: Scale) -> list[str]:
+    """Sentences that say how a scale differs from the paper."""
+    if scale == "paper":
+        return []
+    changes = study.limits(scale).changes
+    gone = [f"{axis} {', '.join(values)}" for axis, values in study.left_out(scale).items()]
+    said = [f"Changed against the paper: `{'`, `'.join(changes)}`."] if changes else []
+    return said + ([f"Left out at this scale: {'; '.join(gone)}."] if gone else [])
+
+
 def as_csv(study: Study, rows: Sequence[Measured]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow([*study.order, "ours_mean", "ours_std", "n", "paper_mean", "paper_std"])
+    lines: list[Sequence[object]] = [(*study.order, "ours_mean", "ours_std", "n", "paper_mean", "paper_std")]
     for m in rows:
         ours = [mean(m.ours) if m.ours else "", stdev(m.ours) if len(m.ours) > 1 else "", len(m.ours)]
-        writer.writerow([*m.cell, *ours, *(*m.paper, "", "")[:2]])
-    return out.getvalue()
+        lines.append((*m.cell, *ours, *(*m.paper, "", "")[:2]))
+    return _csv(lines)
 
 
 def series_csv(study: Study, done: Sequence[Place]) -> str:
     """The metric of every round of every run."""
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow([*study.order, "seed", "round", "value"])
+    lines: list[Sequence[object]] = [(*study.order, "seed", "round", "value")]
     for place in done:
         for record in run.read_rounds(place.folder):
             if "test" in record:
-                value = 100 * number(record, study.metric_for(place.cell))
-                writer.writerow([*place.cell, place.seed, record["round"], f"{value:.3f}"])
+                value = 100 * float(analysis.look_up(record, study.metric_for(place.cell)))
+                lines.append((*place.cell, place.seed, record["round"], f"{value:.3f}"))
+    return _csv(lines)
+
+
+def _csv(lines: Iterable[Sequence[object]]) -> str:
+    out = io.StringIO()
+    csv.writer(out).writerows(lines)
     return out.getvalue()
 
 
-def write(study: Study, scale: Scale, done: Sequence[Place], missing: Mapping[Cell, str], root: Path) -> Path:
-    """table.md and table.csv (and rounds.csv for a study of rounds) in the study's folder; returns the first."""
+def write(
+    study: Study,
+    scale: Scale,
+    done: Sequence[Place],
+    missing: Mapping[Cell, str],
+    root: Path,
+    charts: Sequence[Chart] = (),
+) -> Path:
+    """table.md and table.csv in the study's folder, rounds.csv for a study of rounds, and for each chart its picture
+    (SVG, PNG) and its numbers; returns the first."""
     rows = collect(study, done)
-    write_whole(root / "table.md", markdown(study, scale, rows, missing).encode())
+    write_whole(root / "table.md", markdown(study, scale, rows, missing, charts).encode())
     write_whole(root / "table.csv", as_csv(study, rows).encode())
     if study.series:
         write_whole(root / "rounds.csv", series_csv(study, done).encode())
+    for chart in charts:
+        write_whole(root / f"{chart.id}.csv", _csv([chart.table.columns, *chart.table.rows]).encode())
+        for kind in ("svg", "png"):
+            write_whole(root / f"{chart.id}.{kind}", draw(chart, kind))
     return root / "table.md"

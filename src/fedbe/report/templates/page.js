@@ -205,6 +205,11 @@
     return `color-mix(in oklab, var(--ramp-${first + 1}) ${mix}%, var(--ramp-${first}))`;
   }
 
+  function star(x, y, size) {
+    const tips = [...Array(10).keys()].map((i) => [i * 36 - 90, i % 2 ? size * 0.42 : size]);
+    return `M${tips.map(([turn, far]) => [x + far * Math.cos((turn * Math.PI) / 180), y + far * Math.sin((turn * Math.PI) / 180)].map((v) => v.toFixed(1)).join(",")).join("L")}Z`;
+  }
+
   function drawTriangle(chart, panel, node, width) {
     const side = Math.min(width - 40, 420), left = (width - side) / 2, top = 34, tall = (side * Math.sqrt(3)) / 2;
     const root = frame(node, width, top + tall + 84, chart.title), at = (d) => [left + d.x * side, top + tall - d.y * side];
@@ -212,13 +217,16 @@
     svg("polygon", { points: corners.map((d) => at(d).join(",")).join(" "), fill: "none", class: "axis" }, root);
     const stops = panel.dots.map((d) => {
       const [x, y] = at(d);
-      svg("circle", { class: `dot ${d.role}`, cx: x, cy: y, r: d.role ? 8 : 4.2, style: `fill:${shade(d.colour)}` }, root);
-      if (d.role) svg("circle", { class: "ring", cx: x, cy: y, r: 8 }, root);
+      if (d.role === "best") svg("path", { class: "star", d: star(x, y, 10), style: `fill:${shade(d.colour)}` }, root);
+      else svg("circle", { class: `dot ${d.role}`, cx: x, cy: y, r: d.role ? 8 : 4.2, style: `fill:${shade(d.colour)}` }, root);
+      if (d.role && d.role !== "best") svg("circle", { class: "ring", cx: x, cy: y, r: 8 }, root);
       return { x, y, head: d.label, rows: [] };
     });
     for (const d of panel.dots.filter((item) => item.role)) {
-      const [x, y] = at(d), above = d.y > 0.5 || d.role === "centre";
-      const anchor = d.role === "centre" || d.y > 0.5 ? "middle" : d.x < 0.5 ? "start" : "end";
+      const [x, y] = at(d), best = d.role === "best";  // the best sample's name keeps clear of those of corners and centre
+      const above = best ? d.y < 0.2 : d.y > 0.5 || d.role === "centre";
+      const edge = best ? (d.x < 0.2 ? "start" : d.x > 0.8 ? "end" : "middle") : d.x < 0.5 ? "start" : "end";
+      const anchor = d.role === "centre" || (!best && d.y > 0.5) ? "middle" : edge;
       svg("text", { class: "label strong", x: anchor === "start" ? x - 12 : anchor === "end" ? x + 12 : x, y: above ? y - 14 : y + 25, "text-anchor": anchor }, root, d.label);
     }
     const bar = top + tall + 48;
