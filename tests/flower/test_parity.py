@@ -20,6 +20,7 @@ SMALL = (
     "model.hidden=[16]",
     "settings.server_epochs=2",
     "settings.samples=3",
+    "settings.server_schedule='paper'",  # Flower must tell the server how many rounds there will be
 )
 SEED = 5
 

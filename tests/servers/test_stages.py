@@ -16,9 +16,9 @@ MEAN = [4.0, 2.0, 6.0, 1.0]  # with 1 and 3 examples
 def round_of(state):
     """A round of a 2×2 model that started from zero."""
 
-    def make(updates, previous=(0.0, 0.0, 0.0, 0.0), **context):
+    def make(updates, previous=(0.0, 0.0, 0.0, 0.0), number=1, **context):
         bench = Workbench(nn.Linear(2, 2, bias=False))
-        return Round(updates, state(previous), Context(bench, 0, 1, **context), StepInfo())
+        return Round(updates, state(previous), Context(bench, 0, number, **context), StepInfo())
 
     return make
 
@@ -153,6 +153,20 @@ class TestDistill:
         assert {"fit", "ensemble", "distill"} <= set(info.seconds)
         assert told[:5] == [("ensemble", i, 5) for i in range(5)]
         assert told[5:] == [("distill", i, 6) for i in range(1, 7)]
+
+    def test_the_step_size_can_fall_over_the_rounds_as_the_clients_does(self, round_of, update, state):
+        def last_of_ten(lr, **settings):
+            round = round_of([update(0, A, 1)], inputs=TensorInputs(self.INPUTS), number=10, rounds=10)
+            stage = Distill(samples=2, server_epochs=2, server_batch=10, optimizer="sgd", server_lr=lr, **settings)
+            return stage(Draft(state(MEAN), {}), round).state.params
+
+        falling = last_of_ten(1.0, server_schedule="paper")
+        torch.testing.assert_close(falling, last_of_ten(0.01), rtol=0, atol=1e-6)
+        assert (falling - last_of_ten(1.0)).abs().max() > 0.1
+
+    def test_a_falling_step_size_needs_the_number_of_rounds(self, round_of, update, state):
+        with pytest.raises(SettingError, match="give `rounds`"):
+            self._run(round_of, update, state, server_schedule="paper")
 
     def test_labels_are_for_the_report_only(self, round_of, update, state):
         labels = torch.arange(30) % 2

@@ -49,6 +49,7 @@ class Context:
     """The server's means in one round.
 
     inputs, labels  the server's own data; labels are used for reports and by the oracle targets only
+    rounds          how many rounds there will be, if that is known (for step sizes that fall over them)
     total_clients   how many clients there are in all, of which the updates are a part (SCAFFOLD)
     predictor       how members are asked; None asks the module on the bench
     progress        called with (phase, done, total)
@@ -59,6 +60,7 @@ class Context:
     round: int
     inputs: Inputs | None = None
     labels: Tensor | None = None
+    rounds: int | None = None
     total_clients: int | None = None
     predictor: Predictor | None = None
     progress: Callable[[str, int, int], None] | None = None

@@ -42,6 +42,7 @@ class Server:
     labels         true labels of those inputs [J]: for reports and the oracle, never needed
     augment        (batch, generator) -> batch, applied while the student learns; False switches off that of Inputs
     seed           all randomness follows from it and the round
+    rounds         how many rounds there will be; needed where `server_schedule` lets step sizes fall over them
     total_clients  all clients there are; needed by SCAFFOLD when only a part of them replies
     min_clients    fewer usable updates raise AggregationError
     plan           precision and memory layout
@@ -61,6 +62,7 @@ class Server:
         labels: Tensor | None = None,
         augment: Augmentation | bool | None = None,
         seed: int = 0,
+        rounds: int | None = None,
         total_clients: int | None = None,
         min_clients: int = 1,
         max_norm_ratio: float = 100.0,
@@ -73,7 +75,7 @@ class Server:
         self.method = methods.get(self.name, variant, **settings)
         self.bench = Workbench(model, plan)
         self.limits = Limits(min_clients, max_norm_ratio)
-        self.seed, self.total_clients = seed, total_clients
+        self.seed, self.rounds, self.total_clients = seed, rounds, total_clients
         self.inputs = None if unlabeled is None else as_inputs(unlabeled, augment)
         self.labels = _labels(labels, self.inputs)
         if self.method.needs_unlabeled and self.inputs is None:
@@ -92,6 +94,7 @@ class Server:
             bench=self.bench,
             seed=self.seed,
             round=self.round + 1,
+            rounds=self.rounds,
             inputs=self.inputs,
             labels=self.labels,
             total_clients=self.total_clients,

@@ -107,6 +107,7 @@ class Distill(Teacher, DistillSettings):
     def __call__(self, draft: Draft, round: Round) -> Draft:
         context = round.context
         inputs = context.unlabeled()
+        settings = self.in_round(context.round, context.rounds)  # a wrong one is told before the vote
         targets = self._targets(draft, round)
         with round.info.timed("distill"):
             student = distill(
@@ -114,7 +115,7 @@ class Distill(Teacher, DistillSettings):
                 draft.state,
                 inputs if self.augment else Unaugmented(inputs),
                 targets,
-                self,
+                settings,
                 context.generator("distill"),
                 progress=context.tell("distill"),
             )

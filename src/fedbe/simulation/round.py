@@ -133,6 +133,7 @@ def play_round(sim: Simulation, state: RunState, progress: Progress) -> tuple[Ru
             bench=sim.bench,
             seed=sim.seed,
             round=number,
+            rounds=sim.rounds,
             inputs=sim.federation.server,
             labels=sim.federation.server_labels,
             total_clients=len(sim.federation.clients),
