@@ -76,6 +76,7 @@ class CatalogueStrategy(FlowerFedAvg):
         if self.method.one_round and self.server.round + num_rounds > 1:
             raise SettingError(f"{self.method.title} is defined for one round: set num_rounds to 1, got {num_rounds}")
         done, layout = self.server.round, self.server.bench.layout
+        self.server.rounds = done + num_rounds
         result = super().start(grid, initial_arrays, num_rounds, *args, **others)
         found = (result.train_metrics_clientapp, result.evaluate_metrics_clientapp, result.evaluate_metrics_serverapp)
         metrics = {
