@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.padding import Padding
 
 from fedbe.errors import SettingError, nearest
 from fedbe.simulation.warm import warm_up
@@ -71,35 +70,38 @@ def _list() -> None:
     from fedbe.reproduce import cost
     from fedbe.reproduce.study import SCALES, available, load_study
 
-    heads = ("study", *SCALES, "cpu, largest column")
-    rows = [heads]
-    titles = [""]
+    rows, titles = [("study", "smoke", "cpu", "cpu, a column", "paper")], [""]
     with err.status("measuring this machine"):
-        for name in available():
+        # The paper's order, more or less: tables, the appendix's tables, figures.
+        for name in sorted(available(), key=lambda n: (not n.startswith("table"), n.startswith("fig"), n)):
             study = load_study(name)
-            column = max(cost.seconds_by_column(study, "cpu").values())
-            rows.append((name, *(_about(cost.seconds(study, scale)) for scale in SCALES), _about(column)))
+            smoke, cpu, paper = (_about(cost.seconds(study, scale)) for scale in SCALES)
+            rows.append((name, smoke, cpu, _about(max(cost.seconds_by_column(study, "cpu").values())), paper))
             titles.append(study.title)
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row, title in zip(rows, titles, strict=True):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        out.print(f"[bold]{line}[/bold]", highlight=False)
+        first, *rest = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        out.print(f"[bold]{first}[/bold]  {'  '.join(rest).rstrip()}", highlight=False)
         if title:
-            out.print(Padding(escape(title), (0, 0, 0, 2)), highlight=False)
-    out.print(
-        "\nEstimates for this machine, measured just now, in float32: all cells and seeds (smoke 1, cpu 1 unless its "
-        "table says more, paper 5); and of cpu the largest column with one seed.",
-        highlight=False,
-    )
+            out.print(f"  {escape(title)}", highlight=False)
+    for line in (
+        "",
+        "Estimates for this machine, measured just now, in float32: all cells and seeds",
+        "(paper: five); of cpu also the largest column with one seed. The table that",
+        "`fedbe reproduce NAME --scale SCALE` writes says what the scale changes.",
+    ):
+        out.print(line, highlight=False)
 
 
 def _about(seconds: float) -> str:
     """
-    >>> _about(0.4), _about(65), _about(9000), _about(9e5)
-    ('1 s', '1 min', '2.5 h', '10 days')
+    >>> _about(3), _about(65), _about(9000), _about(9e5)
+    ('seconds', '1 min', '2.5 h', '10 days')
     """
+    if seconds < 20:
+        return "seconds"  # most of which are spent on starting
     if seconds < 60:
-        return f"{max(1, round(seconds))} s"
+        return f"{seconds:.0f} s"
     if seconds < 3600:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:,.0f} days"

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedbe.cli import app
 from fedbe.errors import RecipeError, RunError
 from fedbe.recipes import load
 from fedbe.report.spec import Chart
@@ -68,6 +70,18 @@ def test_every_cell_of_every_scale_is_a_valid_recipe(name: str, scale: str) -> N
         assert study.recipe_for(cell, scale).method_for()  # type: ignore[arg-type]
 
 
+def test_the_list_fits_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "_speed", lambda *_: 1000.0)
+    told = CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "80", "NO_COLOR": "1"})
+    assert told.exit_code == 0
+    lines = told.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in available():
+        place = next(i for i, line in enumerate(lines) if line.startswith(f"{name} "))
+        assert len(lines[place].split("  ")) > 4
+        assert lines[place + 1] == f"  {load_study(name).title}"
+
+
 def test_what_is_done_is_not_run_again(pool: Pool, tmp_path: Path) -> None:
     _, places = _play("table3", pool, tmp_path)
     before = [(p.folder / "rounds.jsonl").stat().st_mtime_ns for p in places]
@@ -109,9 +123,9 @@ def test_missing_data_is_said_not_hidden(pool: Pool, tmp_path: Path, monkeypatch
     assert whole
     assert set(missing) == set(study.cells("cpu"))
     text = table.markdown(study, "cpu", table.collect(study, places), missing)
-    assert "Not run: iid / fedavg / resnet20: " in text
+    assert "Not run: step / fedavg / resnet20: " in text
     assert "tiny-imagenet" in text
-    assert "32.4 ± 0.68" in text
+    assert "27.5 ± 0.78" in text
 
 
 def test_ours_stands_beside_the_papers() -> None:
@@ -152,6 +166,8 @@ def test_a_scale_says_what_it_changed_and_what_it_left_out() -> None:
     assert "`data.unlabeled_size=2000`" in said
     assert "Left out at this scale: split iid; model mobilenetv2." in said
     assert table.reductions(load_study("table5"), "paper") == []
+    said = table.reductions(load_study("fig-confidence"), "cpu")
+    assert said == ["Changed against the paper (cifar10-step): `training.epochs=2`, `training.rounds=20`."]
 
 
 def test_a_column_of_the_scale_cpu_takes_three_hours_at_most(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,15 +101,27 @@ class Study(BaseModel):
 
     def recipe_for(self, cell: tuple[str, ...], scale: Scale) -> Recipe:
         """The recipe of one cell: base, then the cell's own changes, then what the scale makes smaller."""
-        changes = [c for axis, value in zip(self.order, cell, strict=True) for c in self.axes[axis][value]]
-        base = next((c.removeprefix("recipe=") for c in changes if c.startswith("recipe=")), self.recipe)
-        changes = [c for c in changes if not c.startswith("recipe=")]
-        smaller = self.limits(scale).changes
-        if load(base).data.source in EMBEDDED:  # small enough as it is, but smoke is in a hurry
-            smaller = tuple(c for c in smaller if scale == "smoke" and not c.startswith(("data.", "model.")))
-        elif scale == "smoke":
+        changes = [c for c in self._changes(cell) if not c.startswith("recipe=")]
+        if scale == "smoke" and not self._embedded(cell):
             changes = _without_real_data(changes)
-        return load(base, [*changes, *smaller])
+        return load(self.base(cell), [*changes, *self.smaller(cell, scale)])
+
+    def base(self, cell: tuple[str, ...]) -> str:
+        """The name of the recipe that a cell starts from."""
+        return next((c.removeprefix("recipe=") for c in self._changes(cell) if c.startswith("recipe=")), self.recipe)
+
+    def smaller(self, cell: tuple[str, ...], scale: Scale) -> tuple[str, ...]:
+        """What a scale changes in a cell. Embedded data is small enough as it is, but smoke is in a hurry."""
+        changes = self.limits(scale).changes
+        if not self._embedded(cell):
+            return changes
+        return tuple(c for c in changes if scale == "smoke" and not c.startswith(("data.", "model.")))
+
+    def _changes(self, cell: tuple[str, ...]) -> list[str]:
+        return [c for axis, value in zip(self.order, cell, strict=True) for c in self.axes[axis][value]]
+
+    def _embedded(self, cell: tuple[str, ...]) -> bool:
+        return load(self.base(cell)).data.source in EMBEDDED
 
     def metric_for(self, cell: tuple[str, ...]) -> str:
         if isinstance(self.metric, str):

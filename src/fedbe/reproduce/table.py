@@ -61,8 +61,9 @@ def markdown(
     columns = list(dict.fromkeys(m.cell[-1] for m in rows))
     by_cell = {m.cell: m for m in rows}
     # On other data the paper's numbers would say nothing.
-    shown_parts = ("ours",) if scale == "smoke" or not study.paper else ("ours", "paper", "difference")
-    heads = [*study.rows, *(f"{c}: {part}" if len(shown_parts) > 1 else c for c in columns for part in shown_parts)]
+    known = {m.cell[-1] for m in rows if m.paper and scale != "smoke"}
+    parts = {c: ("ours", "paper", "difference") if c in known else ("ours",) for c in columns}
+    heads = [*study.rows, *(f"{c}: {part}" if c in known else c for c in columns for part in parts[c])]
     lines = [
         f"# {study.title}",
         "",
@@ -78,21 +79,24 @@ def markdown(
         shown: list[str] = []
         for column in columns:
             m = by_cell.get((*head, column))
-            parts = (m.text, m.paper_text, m.difference) if m else ("–",) * 3
-            shown += parts[: len(shown_parts)]
+            cells = (m.text, m.paper_text, m.difference) if m else ("–",) * 3
+            shown += cells[: len(parts[column])]
         lines.append(f"| {' | '.join([*head, *shown])} |")
-    lines += ["", *(f"Not run: {' / '.join(cell)}: {reason}." for cell, reason in missing.items())]
+    if missing:
+        lines += ["", *(f"Not run: {' / '.join(cell)}: {reason}." for cell, reason in missing.items())]
     lines += [line for chart in charts for line in ("", f"![{chart.title}]({chart.id}.svg)", "", chart.shown)]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def reductions(study: Study, scale: Scale) -> list[str]:
     """Sentences that say how a scale differs from the paper."""
-    if scale == "paper":
-        return []
-    changes = study.limits(scale).changes
+    by_base = {study.base(cell): study.smaller(cell, scale) for cell in study.cells(scale)}
+    said = [
+        f"Changed against the paper{f' ({base})' if len(by_base) > 1 else ''}: `{'`, `'.join(changes)}`."
+        for base, changes in by_base.items()
+        if changes
+    ]
     gone = [f"{axis} {', '.join(values)}" for axis, values in study.left_out(scale).items()]
-    said = [f"Changed against the paper: `{'`, `'.join(changes)}`."] if changes else []
     return said + ([f"Left out at this scale: {'; '.join(gone)}."] if gone else [])
 
 
