@@ -1,5 +1,7 @@
 """The peak of a phase is that of the phase, not of what came before."""
 
+import platform
+import subprocess
 import sys
 
 import pytest
@@ -16,3 +18,25 @@ def test_a_peak_belongs_to_its_phase() -> None:
     del big
     second = Peak([])
     assert before - second.mb() > 80
+
+
+FAULTS = """
+import resource, torch
+from fedbe.simulation.memory import keep_freed_memory
+KEEP and keep_freed_memory()
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for step in range(10):
+    if step == 2: before = faults()
+    blocks = [torch.ones(7 * 2**20) for _ in range(5)]  # 28 MB each: what one training step might take and free
+    del blocks
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
+def test_freed_memory_comes_back_without_new_pages() -> None:
+    def faults(keep: bool) -> int:
+        code = FAULTS.replace("KEEP", str(keep))
+        return int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout)
+
+    assert faults(keep=True) < faults(keep=False) / 4

@@ -36,6 +36,7 @@ from fedbe.recipes.load import load as load_recipe
 from fedbe.simulation import checkpoint, use
 from fedbe.simulation.federation import Federation, initial_weights, prepare
 from fedbe.simulation.machine import cores
+from fedbe.simulation.memory import keep_freed_memory
 from fedbe.simulation.round import Record, RunState, Simulation, play_round
 from fedbe.simulation.workers import Pool
 from fedbe.workbench import Plan, Workbench
@@ -166,6 +167,7 @@ def simulation(recipe: Recipe, info: RunInfo, federation: Federation, pool: Pool
     plan = Plan(info.precision)
     pool.configure(federation, plan)
     torch.set_num_threads(server_threads(module))
+    keep_freed_memory()
     return Simulation(recipe, method, info.seed, federation, Workbench(module, plan), pool)
 
 

@@ -22,6 +22,7 @@ from fedbe.errors import FedBEError, RunError
 from fedbe.seeds import generator
 from fedbe.simulation.federation import Federation
 from fedbe.simulation.jobs import Job
+from fedbe.simulation.memory import keep_freed_memory
 from fedbe.simulation.warm import start_method, warm_up
 from fedbe.workbench import Plan, Workbench
 
@@ -177,6 +178,7 @@ def _serve(pipe: Connection) -> None:
     # Ctrl-C goes to the whole terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    keep_freed_memory()
     federation: Federation | None = None
     bench: Workbench | None = None
     problem = ""
