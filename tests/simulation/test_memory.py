@@ -23,11 +23,11 @@ def test_a_peak_belongs_to_its_phase() -> None:
 FAULTS = """
 import resource, torch
 from fedbe.simulation.memory import keep_freed_memory
-KEEP and keep_freed_memory()
+keep_freed_memory()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for step in range(10):
     if step == 2: before = faults()
-    blocks = [torch.ones(7 * 2**20) for _ in range(5)]  # 28 MB each: what one training step might take and free
+    blocks = [torch.ones(14 * 2**18) for _ in range(8)]  # 14 MB each: what one training step might take and free
     del blocks
 print(faults() - before)
 """
@@ -35,8 +35,6 @@ print(faults() - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
 def test_freed_memory_comes_back_without_new_pages() -> None:
-    def faults(keep: bool) -> int:
-        code = FAULTS.replace("KEEP", str(keep))
-        return int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout)
-
-    assert faults(keep=True) < faults(keep=False) / 4
+    # Handed back and taken again, it would be 229,000 pages (unless something happens to lie at the heap's end).
+    ran = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, check=True, text=True)
+    assert int(ran.stdout) < 20_000
