@@ -76,7 +76,7 @@ def test_the_histogram_shows_what_was_counted(roll: tuple[Study, list[Place]], p
     missing, (chart,) = analysed(study, places, pool)
     assert missing == {}
     assert [p.title.split(",")[0] for p in chart.panels] == [
-        "swissroll: 3 clients", "swissroll: 3 samples", "digits: 10 clients", "digits: 10 samples"
+        "Swiss roll: 3 clients", "Swiss roll: 3 samples", "digits: 10 clients", "digits: 10 samples"
     ]  # fmt: skip
     found = analysis.read(places[0].folder)["clients"]
     assert chart.panels[0].counts == tuple(map(tuple, found["bins"]))

@@ -244,7 +244,8 @@ def _histogram(chart: Chart, panel: Panel, axes: "Axes") -> None:
     for name, counts, colour in zip(panel.rows, panel.counts, (colours.light("fedbe"), WRONG), strict=True):
         axes.bar(places, counts, 0.9 / bins, below, color=colour, label=_plain(name), lw=0)
         below = [a + b for a, b in zip(below, counts, strict=True)]
-    axes.set(xlim=(0, 1), xticks=[0, 0.25, 0.5, 0.75, 1])
+    axes.set(xlim=(0, 1), xticks=[0, 0.2, 0.4, 0.6, 0.8, 1])
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel(chart.x_label, color=SOFT)
     if axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
         axes.set_ylabel(chart.y_label, color=SOFT)

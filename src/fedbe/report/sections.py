@@ -63,7 +63,8 @@ def _about(study: Study) -> tuple[str, ...]:
     recipe, infos = study.recipe, [t.info for t in study.trials]
 
     def made(what: str) -> str:
-        return ", ".join(sorted({i.made_with.get(what, "unknown") for i in infos}))
+        told = ", ".join(sorted({i.made_with.get(what, "unknown") for i in infos}))
+        return re.sub(r"\b([0-9a-f]{10})[0-9a-f]{30}\b", r"\1", told)  # ten digits of a commit tell it apart
 
     late = [f"{t.title}, seed {t.info.seed}: {len(t.records)} of {t.rounds} rounds" for t in study.unfinished]
     facts = [

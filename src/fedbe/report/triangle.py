@@ -105,7 +105,7 @@ def chart(trial: Trial, found: Sampled) -> Chart:
     return Chart(
         "triangle",
         "triangle",
-        f"{beat} of {len(models)} sampled models beat FedAvg's average of {found.average:.1f} %",
+        f"{beat} of {len(models)} sampled models beat FedAvg's {found.average:.1f} %",
         f"Models between the three clients of the last round (n = 1 run: {trial.title}, seed {trial.info.seed}, round "
         f"{len(trial.records)}), sampled from a Dirichlet with α = {found.alpha}: position is the mixture γ, corners "
         "are the clients' own models, the centre is FedAvg's average, the star is the best sample, colour is test "

@@ -16,6 +16,7 @@ from fedbe.ensemble import Member
 from fedbe.report.replay import Replayed, last_round
 from fedbe.report.spec import Chart, Panel, Table
 from fedbe.report.trials import Trial
+from fedbe.reproduce.study import NAMES
 from fedbe.simulation.workers import Pool
 
 BINS = 20
@@ -72,7 +73,7 @@ def when_wrong(probabilities: Tensor, labels: Tensor) -> float:
 def chart(seen: Sequence[tuple[Trial, dict[str, Any]]]) -> Chart:
     panels, rows, findings = [], [], []
     for trial, found in seen:
-        source = trial.recipe.data.source
+        source = _name(trial)
         findings.append(
             f"{source}: when wrong, clients are {100 * found['clients']['confidence when wrong']:.0f} % sure, "
             f"samples {100 * found['samples']['confidence when wrong']:.0f} %"
@@ -83,7 +84,7 @@ def chart(seen: Sequence[tuple[Trial, dict[str, Any]]]) -> Chart:
             panels.append(Panel(title, rows=("right", "wrong"), counts=(tuple(right), tuple(wrong))))
             for i, (a, b) in enumerate(zip(right, wrong, strict=True)):
                 rows.append((source, group, f"{i / BINS:.2f}", f"{(i + 1) / BINS:.2f}", f"{a:.1f}", f"{b:.1f}"))
-    runs = "; ".join(f"{t.recipe.data.source}: {t.title}, seed {t.info.seed}, round {len(t.records)}" for t, _ in seen)
+    runs = "; ".join(f"{_name(t)}: {t.title}, seed {t.info.seed}, round {len(t.records)}" for t, _ in seen)
     return Chart(
         "confidence",
         "histogram",
@@ -96,3 +97,7 @@ def chart(seen: Sequence[tuple[Trial, dict[str, Any]]]) -> Chart:
         "confidence",
         "test examples",
     )
+
+
+def _name(trial: Trial) -> str:
+    return NAMES.get(trial.recipe.data.source, trial.recipe.data.source)

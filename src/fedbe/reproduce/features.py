@@ -15,11 +15,13 @@ from fedbe.errors import DataError
 from fedbe.report.clients import load_task
 from fedbe.report.spec import Chart, Dot, Panel, Table
 from fedbe.report.trials import Trial
+from fedbe.reproduce.study import NAMES
 from fedbe.simulation.use import Loaded, open_run
 from fedbe.simulation.workers import Pool
 
 CLASSES = (1, 3, 6)  # of CIFAR-10: automobile, cat, frog
-FOREIGN = {"cifar10": "cifar100", "digits": "fedbe.reproduce.smoke:images"}
+NOISE = "fedbe.reproduce.smoke:images"
+FOREIGN = {"cifar10": "cifar100", "digits": NOISE}
 MOST = 3000  # images; as many as CIFAR-10's test set has of three classes
 NEIGHBOURS = 10
 
@@ -95,9 +97,10 @@ def chart(seen: Sequence[tuple[Trial, dict[str, Any]]]) -> Chart:
     for trial, found in seen:
         findings.append(f"{trial.title} {100 * found['own']['purity']:.0f} %")
         source = trial.recipe.data.source
-        for part, images in (("own", source), ("foreign", FOREIGN[source].partition(":")[0])):
+        for part, images in (("own", source), ("foreign", FOREIGN[source])):
             if isinstance(found[part], str):
                 continue
+            images = {**NAMES, NOISE: "noise"}.get(images, images)
             names = tuple(dict.fromkeys(sorted(found["own"]["classes"])))
             points = [(x, y, name) for (x, y), name in zip(found[part]["points"], found[part]["classes"], strict=True)]
             title = f"{trial.title} on {images}: {100 * found[part]['purity']:.0f} % pure"
@@ -107,7 +110,7 @@ def chart(seen: Sequence[tuple[Trial, dict[str, Any]]]) -> Chart:
     return Chart(
         "features",
         "clouds",
-        f"Of an image's ten nearest in feature space are of its class: {', '.join(findings)}",
+        f"Neighbours in feature space share the class: {', '.join(findings)}",
         "Inputs of the last layer for test images, drawn by t-SNE: coloured by their label, and for images of the "
         f"other set by the network's prediction (paper, appendix). One run for each method: {runs}.",
         tuple(panels),

@@ -160,7 +160,7 @@
     for (const l of labels) svg("circle", { class: "mean", cx: l.x, cy: l.y, r: 8, fill: "none", stroke: colour(l.d.method), "stroke-width": 2 }, root);
     // Names stand outside of the cloud: those of its left half at the left.
     const middle = labels.reduce((sum, l) => sum + l.x, 0) / labels.length;
-    for (const l of labels) l.left = (l.x < middle - 1 && l.x - 16 - textWidth(l.d.label) > box.left) || l.x + 16 + textWidth(l.d.label) > width;
+    for (const l of labels) l.left = (l.x < middle - 1 && l.x - 16 - textWidth(l.d.label) > 0) || l.x + 16 + textWidth(l.d.label) > width;
     for (const side of [true, false]) spread(labels.filter((l) => l.left === side), 16, box.top, box.bottom);
     for (const l of labels) {
       const left = l.left;
@@ -223,11 +223,12 @@
       return { x, y, head: d.label, rows: [] };
     });
     for (const d of panel.dots.filter((item) => item.role)) {
-      const [x, y] = at(d), best = d.role === "best";  // the best sample's name keeps clear of those of corners and centre
+      const [x, y] = at(d), best = d.role === "best", room = 16 + textWidth(d.label);
+      const beside = best && (d.x < 0.5 ? x > room && "end" : x + room < width && "start");  // clear of the other names
       const above = best ? d.y < 0.2 : d.y > 0.5 || d.role === "centre";
-      const edge = best ? (d.x < 0.2 ? "start" : d.x > 0.8 ? "end" : "middle") : d.x < 0.5 ? "start" : "end";
-      const anchor = d.role === "centre" || (!best && d.y > 0.5) ? "middle" : edge;
-      svg("text", { class: "label strong", x: anchor === "start" ? x - 12 : anchor === "end" ? x + 12 : x, y: above ? y - 14 : y + 25, "text-anchor": anchor }, root, d.label);
+      const anchor = beside || (d.role === "centre" || (!best && d.y > 0.5) ? "middle" : d.x < 0.5 ? "start" : "end");
+      const shift = beside ? { start: 14, end: -14 }[anchor] : { start: -12, middle: 0, end: 12 }[anchor];
+      svg("text", { class: "label strong", x: x + shift, y: beside ? y + 4 : above ? y - 14 : y + 25, "text-anchor": anchor }, root, d.label);
     }
     const bar = top + tall + 48;
     for (let i = 0; i < 40; i++) svg("rect", { x: left + (side / 40) * i, y: bar, width: side / 40 + 0.6, height: 9, style: `fill:${shade(i / 39)}` }, root);
