@@ -126,6 +126,8 @@ def test_on_a_phone_nothing_sticks_out(visit: Any, address: str) -> None:
     assert seen.page.evaluate("document.documentElement.scrollWidth") == 375
     wide = "[...document.querySelectorAll('svg text')].filter(t => t.getBoundingClientRect().right > 376).length"
     assert seen.page.evaluate(wide) == 0
+    results = seen.page.locator(".results .scroll, .results").first
+    assert results.evaluate("box => box.scrollWidth <= box.clientWidth")  # differences and p are seen without scrolling
     seen.page.locator(".accuracy summary").click()
     assert seen.page.locator(".accuracy details td").first.is_visible()
 

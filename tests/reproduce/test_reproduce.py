@@ -170,6 +170,17 @@ def test_a_scale_says_what_it_changed_and_what_it_left_out() -> None:
     assert said == ["Changed against the paper (cifar10-step): `training.epochs=2`, `training.rounds=20`."]
 
 
+@pytest.mark.parametrize("name", available())
+def test_the_documentation_says_what_the_scale_cpu_changes(name: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text()
+    _, after = text.split("## What the scale `cpu` changes")
+    (row,) = [line for line in after.splitlines() if line.startswith(f"| `{name}` |")]
+    study = load_study(name)
+    changes = [f"`{change.partition('.')[2]}`" for change in study.limits("cpu").changes]
+    gone = [f"{axis} {', '.join(values)}" for axis, values in study.left_out("cpu").items()]
+    assert row.split(" | ")[1:3] == [", ".join(changes) or "–", "; ".join(gone) or "–"]
+
+
 def test_a_column_of_the_scale_cpu_takes_three_hours_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the speeds of two quiet cores: training images a second, a quarter of them at 64 × 64 pixels."""
     known = {"convnet": 3300.0, "resnet20": 550.0, "mlp": 60_000.0}
