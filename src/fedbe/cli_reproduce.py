@@ -18,6 +18,13 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(help="A study that --list shows.")] = None,
     scale: Annotated[str, typer.Option(help="smoke (seconds, embedded data), cpu (reduced), paper (exact).")] = "cpu",
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds; default: the scale's.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="VALUE", help="Run only cells with this value, e.g. step or fedbe.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every cell, e.g. training.epochs=5."),
+    ] = None,
     show_list: Annotated[
         bool, typer.Option("--list", help="List the studies with their cost on this machine.")
     ] = False,
@@ -42,9 +49,11 @@ def reproduce(
     from fedbe.simulation.workers import Pool
     from fedbe.watching import observer
 
-    study = load_study(name)
+    study = load_study(name).with_changes(changes or ())
     root = runs / f"reproduce-{name}-{chosen}"
-    todo = list(play.places(study, chosen, seeds or study.limits(chosen).seeds, root))
+    everywhere = list(play.places(study, chosen, seeds or study.limits(chosen).seeds, root))
+    wanted = study.wanted(only or (), chosen)
+    todo = [place for place in everywhere if place.cell in wanted]
     root.mkdir(parents=True, exist_ok=True)
     seen = observer(sum(play.rounds_left(place) for place in todo), quiet=quiet, console=err)
     with interruptible() as stopped, Pool(workers or cores()) as pool:
@@ -54,7 +63,7 @@ def reproduce(
             with nullcontext() if quiet else err.status("looking at what was trained"):
                 whole, unseen, charts = analysis.analyse(study, todo, pool, stopped)
             missing = {**unseen, **missing}
-    written = table.write(study, chosen, todo, missing, root, charts)
+    written = table.write(study, chosen, everywhere, missing, root, charts)
     if not whole:
         err.print("stopped, nothing is lost; the same command goes on")
         raise typer.Exit(130)

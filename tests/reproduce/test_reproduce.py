@@ -232,3 +232,18 @@ def test_a_number_of_no_cell_is_refused() -> None:
 def test_runs_are_ordinary_runs(pool: Pool, tmp_path: Path) -> None:
     _, places = _play("table6", pool, tmp_path)
     assert run.read_info(places[0].folder).final is not None
+
+
+def test_a_part_of_a_table_and_other_settings_can_be_asked_for(tmp_path: Path) -> None:
+    asked = ["reproduce", "table3", "--scale", "smoke", "--runs", str(tmp_path), "--only", "A"]
+    result = CliRunner().invoke(app, [*asked, "--set", "training.rounds=1", "--quiet"])
+    assert result.exit_code == 0, result.output
+    root = tmp_path / "reproduce-table3-smoke"
+    assert [p.name.split("--")[0] for p in root.iterdir() if p.is_dir()] == ["A", "A"]
+    written = (root / "table.md").read_text()
+    assert "`training.rounds=1`" in written
+    assert [line.count("(n=1)") for line in written.splitlines() if line.startswith("| ")] == [0, 2, 0]
+    again = CliRunner().invoke(app, [*asked, "--quiet"])
+    assert "other settings" in str(again.exception)  # what is there is not taken for the study's own
+    unknown = CliRunner().invoke(app, [*asked[:-1], "AA"])
+    assert "table3 has no 'AA' at the scale smoke: did you mean 'A'" in str(unknown.exception)

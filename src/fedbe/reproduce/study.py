@@ -6,12 +6,13 @@ each axis. The paper's numbers are given by the same names.
 
 import itertools
 import tomllib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedbe.errors import RecipeError, nearest
+from fedbe.errors import RecipeError, SettingError, nearest
 from fedbe.recipes import Recipe, load
 
 SHIPPED = Path(__file__).parent / "studies"
@@ -51,6 +52,7 @@ class Study(BaseModel):
     measured what the numbers are
     without  cells that the paper leaves out
     series   show the metric of every round, not only of the last one
+    extra    changes to every cell at every scale, made by who asks for the study
     paper    cell -> [mean, std] or [mean], in percent; cells are named by their values, joined by /
     """
 
@@ -70,6 +72,7 @@ class Study(BaseModel):
     paper: dict[str, tuple[float, ...]] = {}
     cpu: Limits = Limits()
     note: str = ""
+    extra: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -101,6 +104,23 @@ class Study(BaseModel):
         grid = itertools.product(*(keep.get(axis, tuple(self.axes[axis])) for axis in self.order))
         return [cell for cell in grid if "/".join(cell) not in self.without]
 
+    def with_changes(self, changes: Iterable[str]) -> Self:
+        """The same study with further changes to every cell."""
+        return self.model_copy(update={"extra": tuple(changes)})
+
+    def wanted(self, values: Sequence[str], scale: Scale) -> set[tuple[str, ...]]:
+        """The cells of a scale that have one of the given values on each axis that a value is given of; all if none.
+
+        >>> sorted(load_study("table1").wanted(["dirichlet", "fedavg", "fedbe"], "cpu"))
+        [('dirichlet', 'fedavg', 'convnet'), ('dirichlet', 'fedbe', 'convnet')]
+        """
+        cells = self.cells(scale)
+        there = {value for cell in cells for value in cell}
+        if wrong := [v for v in values if v not in there]:
+            raise SettingError(f"{self.name} has no '{wrong[0]}' at the scale {scale}: {nearest(wrong[0], there)}")
+        asked = [{v for v in values if v in self.axes[axis]} for axis in self.order]
+        return {cell for cell in cells if all(not own or v in own for v, own in zip(cell, asked, strict=True))}
+
     def recipe_for(self, cell: tuple[str, ...], scale: Scale) -> Recipe:
         """The recipe of one cell: base, then the cell's own changes, then what the scale makes smaller."""
         changes = [c for c in self._changes(cell) if not c.startswith("recipe=")]
@@ -115,9 +135,9 @@ class Study(BaseModel):
     def smaller(self, cell: tuple[str, ...], scale: Scale) -> tuple[str, ...]:
         """What a scale changes in a cell. Embedded data is small enough as it is, but smoke is in a hurry."""
         changes = self.limits(scale).changes
-        if not self._embedded(cell):
-            return changes
-        return tuple(c for c in changes if scale == "smoke" and not c.startswith(("data.", "model.")))
+        if self._embedded(cell):
+            changes = tuple(c for c in changes if scale == "smoke" and not c.startswith(("data.", "model.")))
+        return (*changes, *self.extra)
 
     def _changes(self, cell: tuple[str, ...]) -> list[str]:
         return [c for axis, value in zip(self.order, cell, strict=True) for c in self.axes[axis][value]]
