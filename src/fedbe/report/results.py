@@ -74,18 +74,8 @@ def _cells(result: Result) -> tuple[str, ...]:
         f"{seeds}; {late}" if late else seeds,
         against or "–",
         str(result.paired) if result.paired else "–",
-        _readable_p(result.row.chance) if chance else "–",
+        chance or "–",
     )
-
-
-def _readable_p(chance: float | None) -> str:
-    """
-    >>> _readable_p(0.0421), _readable_p(0.0002)
-    ('0.042', '< 0.001')
-    """
-    if chance is None:
-        return "–"
-    return "< 0.001" if chance < 0.001 else f"{chance:.3f}"
 
 
 def finding(study: Study) -> tuple[str, str]:

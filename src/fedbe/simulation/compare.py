@@ -102,7 +102,15 @@ def cells_of(row: Row) -> tuple[str, str, str, str]:
         "" if row.difference is None else f"{row.difference:+.1f}" + (f" ± {row.spread:.1f}" if row.spread else "")
     )
     accuracy = f"{row.mean:.1f}" if row.std is None else f"{row.mean:.1f} ± {row.std:.1f}"
-    return methods.get(row.method).title, accuracy, against, "" if row.chance is None else f"{row.chance:.3f}"
+    return methods.get(row.method).title, accuracy, against, "" if row.chance is None else readable(row.chance)
+
+
+def readable(chance: float) -> str:
+    """
+    >>> readable(0.0421), readable(0.0002)
+    ('0.042', '< 0.001')
+    """
+    return "< 0.001" if chance < 0.001 else f"{chance:.3f}"
 
 
 def verdict(rows: Sequence[Row]) -> str:
@@ -116,7 +124,8 @@ def verdict(rows: Sequence[Row]) -> str:
     if best.chance is None:
         return f"{gain} (n = {n}: too few seeds to say how sure that is)."
     sure = "that is hardly chance" if best.chance < 0.05 else "that may be chance: try more seeds"
-    return f"{gain} (paired over n = {n} seeds, p = {best.chance:.3f}: {sure})."
+    relation = readable(best.chance) if best.chance < 0.001 else f"= {readable(best.chance)}"
+    return f"{gain} (paired over n = {n} seeds, p {relation}: {sure})."
 
 
 def write_report(folder: Path, rows: Sequence[Row]) -> Path:
