@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,17 @@ def test_a_run_of_other_settings_is_not_passed_off_as_the_study_s(pool: Pool, tm
     run.create(place.folder, load("digits"), "fedbe", 0, "float32")
     with pytest.raises(RunError, match="was run with other settings"):
         play.play([place], pool, Nobody(), "float32", lambda: False)
+
+
+def test_a_run_that_was_made_otherwise_with_the_same_settings_is_taken(pool: Pool, tmp_path: Path) -> None:
+    (place, *_) = play.places(load_study("table1"), "smoke", 1, tmp_path)
+    renamed = place.recipe.model_copy(update={"name": "own", "method": "fedavg"})
+    run.create(place.folder, renamed, place.recipe.method, 0, "float32")
+    assert run.execute(place.folder, pool, Nobody())
+    assert play.play([place], pool, Nobody(), "float32", lambda: False) == (True, {})
+    for other in ({"seed": 1}, {"recipe": load("digits")}):
+        with pytest.raises(RunError, match="was run with other settings"):
+            play.play([replace(place, **other)], pool, Nobody(), "float32", lambda: False)
 
 
 def test_two_views_of_one_run_are_one_run(tmp_path: Path) -> None:

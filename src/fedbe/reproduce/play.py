@@ -11,7 +11,7 @@ from fedbe.recipes import Recipe
 from fedbe.recipes.load import dump
 from fedbe.reproduce.study import Scale, Study
 from fedbe.simulation import run
-from fedbe.simulation.run import Observer
+from fedbe.simulation.run import Observer, RunInfo
 from fedbe.simulation.workers import Pool
 
 
@@ -52,7 +52,7 @@ def play(
             continue
         if not (place.folder / "run.json").exists():
             run.create(place.folder, place.recipe, place.recipe.method, place.seed, precision)
-        if dump(run.read_recipe(place.folder)) != dump(place.recipe):
+        if _means(run.read_recipe(place.folder), run.read_info(place.folder)) != _means(place.recipe, place):
             raise RunError(
                 f"{place.folder} was run with other settings than this study has now: move it away, or choose another "
                 "folder with --runs"
@@ -62,6 +62,14 @@ def play(
         if not run.execute(place.folder, pool, observer, should_stop=should_stop, task=task):
             return False, missing
     return True, missing
+
+
+def _means(recipe: Recipe, who: Place | RunInfo) -> tuple[dict[str, object], dict[str, object], str, int]:
+    """All of a recipe that changes numbers: not its name, and not by which words the method's settings were made."""
+    method = who.method if isinstance(who, RunInfo) else recipe.method
+    words = {"name", "summary", "method", "variant", "settings", "method_settings"}
+    settings = recipe.method_for(method).settings()
+    return {k: v for k, v in dump(recipe).items() if k not in words}, settings, method, who.seed
 
 
 def rounds_left(place: Place) -> int:
