@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedbe.report import build, read_studies
-from fedbe.report.figures import DRAW, draw, write_figures
+from fedbe.report.figures import DRAW, _wrapped, draw, write_figures
 from fedbe.report.spec import Chart
 
 STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
@@ -51,3 +51,8 @@ def test_a_bar_stands_in_the_row_of_its_method(charts: dict[str, Chart]) -> None
     (bar,) = axes.patches
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert names[round(bar.get_y() + bar.get_height() / 2)] == "FedBE"
+
+
+def test_a_number_stays_with_its_unit() -> None:
+    figure = Figure((4.0, 3.0))
+    assert _wrapped("clients are 82 % sure, samples 69 %", figure, 3.5) == "clients are\n82 % sure,\nsamples 69 %"

@@ -1,5 +1,6 @@
 """The pictures of a report for papers: PNG, SVG or PDF by matplotlib, from the same data as the page."""
 
+import re
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -97,7 +98,9 @@ def _caption(figure: "Figure", chart: Chart) -> None:
 def _wrapped(text: str, figure: "Figure", letters_per_inch: float) -> str:
     from textwrap import fill
 
-    return fill(_plain(text), int(figure.get_figwidth() * letters_per_inch))
+    # A number stays with its unit, and n with its seeds.
+    whole = re.sub(r" %|n = \d+ seeds? \([\d, ]*\)", lambda found: found[0].replace(" ", "\xa0"), _plain(text))
+    return fill(whole, int(figure.get_figwidth() * letters_per_inch)).replace("\xa0", " ")
 
 
 def _plain(text: str) -> str:
