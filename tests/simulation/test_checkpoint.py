@@ -81,7 +81,7 @@ def test_an_edited_recipe_is_refused_and_nothing_is_lost(
     stop_after_one = iter([False, True])
     assert not run.execute(folder, pool, silent, should_stop=lambda: next(stop_after_one))  # type: ignore[arg-type]
     recipe = folder / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace("lr = 0.05", "lr = 0.06"))
+    recipe.write_text(recipe.read_text().replace("\nlr = ", "\nlr = 1"))
     before = [p.read_bytes() for p in checkpoint.found(folder)]
     with pytest.raises(RunError, match="its recipe was"):
         run.execute(folder, pool, silent)  # type: ignore[arg-type]

@@ -1,0 +1,55 @@
+"""What the server could do with one round's clients: who should vote, and how the student should learn.
+
+    python -m benchmarks.server_variants RUN [key=value,key=value …]
+
+Plays the last round of a run again (a stopped one will do: that is how to look at an early round), then prints the
+accuracy of every kind of teacher on the server's images, and for each group of settings given (members, server_lr,
+server_epochs, sharpening …) that of the student on the server's and on the test images.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedbe.ensemble import vote
+from fedbe.report.replay import last_round
+from fedbe.report.trials import read_trial
+from fedbe.servers.stages import Distill
+from fedbe.simulation.machine import cores
+from fedbe.simulation.workers import Pool
+
+TEACHERS = ("A", "S", "C", "SA", "AC", "SAC")
+
+
+def main(folder: Path, groups: list[str]) -> None:
+    with Pool(cores()) as pool:
+        replayed = last_round(read_trial(folder), pool)
+        sim, draft, round = replayed.sim, replayed.draft, replayed.round
+        average = _percent(sim.measure(draft.state))
+        print(f"{folder.name}, round {round.context.round}: average {average} on the test images")
+        for members in TEACHERS:
+            voters = replayed.teacher(members=members).voters(draft, round)
+            outcome = vote(voters, sim.predictor("server"), round.context.labels)
+            print(f"  teacher {members:4}{_percent(outcome.quality)}", flush=True)
+        for group in groups:
+            stage = Distill(**dict(_setting(word) for word in group.split(",")))
+            student = stage(draft, round).state
+            learnt = f"teacher {_percent(round.info.ensemble)}, student {_percent(round.info.student)}"
+            print(f"  {group}: {learnt}, on the test images {_percent(sim.measure(student))}", flush=True)
+
+
+def _setting(word: str) -> tuple[str, Any]:
+    name, _, value = word.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _percent(quality: Any) -> str:
+    return f"{100 * quality.accuracy:.1f} %"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
