@@ -55,7 +55,8 @@ def reproduce(
     wanted = study.wanted(only or (), chosen)
     todo = [place for place in everywhere if place.cell in wanted]
     root.mkdir(parents=True, exist_ok=True)
-    seen = observer(sum(play.rounds_left(place) for place in todo), quiet=quiet, console=err)
+    left = {place.folder: play.rounds_left(place) for place in todo}  # cells that share a run have one folder
+    seen = observer(sum(left.values()), quiet=quiet, console=err)
     with interruptible() as stopped, Pool(workers or cores()) as pool:
         whole, missing = play.play(todo, pool, seen, resolve_precision(precision), stopped)
         charts: list[Chart] = []
