@@ -45,7 +45,8 @@ def test_the_paper_s_settings_are_the_defaults():
     expected = {
         "samples": 10, "posterior": "gaussian", "scale": 1.0, "sharpening": 2.0, "server_epochs": 20,
         "server_batch": 128, "server_lr": 1e-3, "server_lr_min": 4e-4, "swa_cycle_steps": 25, "swa_start_steps": 250,
-        "server_momentum": 0.9, "server_schedule": "constant", "loss": "cross_entropy", "targets": "ensemble", "augment": True,
+        "server_momentum": 0.9, "server_schedule": "constant", "loss": "cross_entropy", "targets": "ensemble",
+        "augment": True,
     }  # fmt: skip
     assert {k: settings[k] for k in expected} == expected
 
