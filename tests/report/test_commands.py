@@ -85,7 +85,11 @@ def test_watch_is_for_this_machine_and_this_name_only(make_run) -> None:
 def test_watch_serves_the_page_until_ctrl_c(make_run) -> None:
     folder = make_run("a", "fedavg", [0.5])
     command = [sys.executable, "-u", "-m", "fedbe", "watch", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # A shell that puts the tests into the background makes them, and what they start, deaf to Ctrl-C.
+    hearing = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hearing
+    ) as process:
         try:
             assert process.stdout is not None
             found = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
