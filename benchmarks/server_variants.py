@@ -29,7 +29,7 @@ def main(folder: Path, groups: list[str]) -> None:
         average = _percent(sim.measure(draft.state))
         print(f"{folder.name}, round {round.context.round}: average {average} on the test images")
         for members in TEACHERS:
-            voters = replayed.teacher(members=members).voters(draft, round)
+            voters = sim.teacher(members=members).voters(draft, round)
             outcome = vote(voters, sim.predictor("server"), round.context.labels)
             print(f"  teacher {members:4}{_percent(outcome.quality)}", flush=True)
         for group in groups:

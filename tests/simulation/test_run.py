@@ -280,3 +280,11 @@ def test_the_environment_is_not_changed(play: Play) -> None:
     play("clean", "fedbe")
     assert torch.equal(torch.random.get_rng_state(), before[1])
     assert dict(os.environ) == before[2]
+
+
+def test_the_ensemble_that_is_watched_is_the_recipe_s_even_if_the_method_has_none() -> None:
+    recipe = load("swissroll", ["settings.samples=7"])
+    for name in ("fedavg", "fedbe"):
+        sim = Simulation(recipe, recipe.method_for(name), 0, None, None, None)  # type: ignore[arg-type]
+        teacher = sim.teacher(members="S")
+        assert (teacher.posterior, teacher.samples, teacher.members) == ("dirichlet", 7, "S")

@@ -7,8 +7,8 @@ recorded one, else it is refused: nothing else may be passed off as the run's.
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 
@@ -19,7 +19,6 @@ from fedbe.report.clients import load_task
 from fedbe.report.trials import Trial
 from fedbe.servers.context import Draft, Round
 from fedbe.servers.stages import Mean
-from fedbe.servers.teacher import Teacher
 from fedbe.simulation import checkpoint
 from fedbe.simulation.federation import initial_weights, prepare
 from fedbe.simulation.jobs import Job
@@ -39,11 +38,6 @@ class Replayed:
 
     def clients(self) -> list[Member]:
         return [Member(f"client {u.client}", u.state) for u in self.round.updates]
-
-    def teacher(self, **changes: Any) -> Teacher:
-        """The ensemble that the recipe describes, whether or not the method itself lets one vote."""
-        told = self.sim.recipe.settings | dict(self.sim.method.settings()) | changes
-        return Teacher(**{f.name: told[f.name] for f in fields(Teacher) if f.name in told})
 
 
 def last_round(trial: Trial, pool: Pool | None = None) -> Replayed:

@@ -62,7 +62,7 @@ def sample(replayed: Replayed) -> Sampled:
     updates, seed = replayed.round.updates, replayed.trial.info.seed
     if len(updates) != 3:
         raise RunError(f"{len(updates)} clients took part in the last round, not three")
-    alpha = replayed.teacher().alpha
+    alpha = replayed.sim.teacher().alpha
     fitted = Dirichlet.fit(updates, alpha=alpha)
     draw = seeds.numpy_generator(seeds.generator(seed, len(replayed.trial.records), "triangle"))
     gammas = draw.dirichlet(fitted.alpha, SAMPLES)

@@ -39,7 +39,7 @@ def _triangle(trial: Trial, pool: Pool) -> Found:
     """The models between the clients; and, for the same clients, models of the Gaussian."""
     replayed = last_round(trial, pool)
     found = triangle.sample(replayed)
-    gaussian = replayed.teacher(members="S", samples=triangle.SAMPLES, posterior="gaussian")
+    gaussian = replayed.sim.teacher(members="S", samples=triangle.SAMPLES, posterior="gaussian")
     drawn = (member.state for member in gaussian.voters(replayed.draft, replayed.round))
     judged = {"dirichlet": found.judged, "gaussian": triangle.judge(replayed, drawn)}
     return {"picture": asdict(found), **{name: _numbers(found, own) for name, own in judged.items()}}

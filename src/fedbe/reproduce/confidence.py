@@ -26,7 +26,7 @@ GROUPS = ("clients", "samples")
 def measure(trial: Trial, pool: Pool) -> dict[str, Any]:
     """For clients and samples: accuracy, confidence, confidence when wrong, ECE (means over models), and the bins."""
     replayed = last_round(trial, pool)
-    sampling = replayed.teacher(members="S", samples=len(replayed.round.updates))
+    sampling = replayed.sim.teacher(members="S", samples=len(replayed.round.updates))
     samples = sampling.voters(replayed.draft, replayed.round)
     return {name: _group(replayed, own) for name, own in zip(GROUPS, (replayed.clients(), samples), strict=True)}
 

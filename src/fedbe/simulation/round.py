@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -85,6 +85,11 @@ class Simulation:
         t = self.recipe.training
         lr = step_size(t.lr, round, self.rounds, t.schedule)
         return LocalSettings(self.epochs(client), t.batch, lr, t.lr_decay, t.momentum, t.weight_decay)
+
+    def teacher(self, **changes: Any) -> Teacher:
+        """The ensemble that method and recipe describe, whether or not the method itself lets one vote."""
+        told = {**self.recipe.settings, **self.method.settings(), **changes}
+        return Teacher(**{f.name: told[f.name] for f in fields(Teacher) if f.name in told})
 
     def predictor(self, where: Where) -> Predictor:
         """Members' probabilities, asked of the workers; no more models in flight than workers need."""
@@ -204,18 +209,16 @@ class Watch:
 
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
-        self._stages = sim.method.stages
         self.found: Record = {}
         self.seconds = 0.0
 
     def __call__(self, draft: Draft, round: Round) -> Draft:
         begin = time.perf_counter()
         evaluation, labels = self._sim.recipe.evaluation, self._sim.federation.test_labels
-        last = next((s for s in self._stages if isinstance(s, Teacher)), None)
-        if last is not None:
+        if any(isinstance(stage, Teacher) for stage in self._sim.method.stages):
             self.found["test_average"] = self._sim.measure(draft.state).as_dict()
         if evaluation.ensemble:
-            teacher = replace(_teacher(last), members=evaluation.ensemble)
+            teacher = self._sim.teacher(members=evaluation.ensemble)
             outcome = vote(teacher.voters(draft, round), self._sim.predictor("test"), labels)
             assert outcome.quality is not None
             self.found["test_ensemble"] = outcome.quality.as_dict() | {"disagreement": outcome.disagreement}
@@ -225,13 +228,6 @@ class Watch:
             self.found["test_clients"] = {r.name: r.quality.as_dict() for r in reports if r.quality is not None}
         self.seconds = time.perf_counter() - begin
         return draft
-
-
-def _teacher(stage: Teacher | None) -> Teacher:
-    """The ensemble settings of the method's own teacher, or the defaults for a method that has none."""
-    if stage is None:
-        return Teacher()
-    return Teacher(stage.members, stage.samples, stage.posterior, stage.scale, stage.alpha, stage.statistics)
 
 
 def _with_watch(stages: tuple[Stage, ...], watch: Watch | None) -> list[Stage]:
