@@ -46,7 +46,7 @@ def test_the_paper_s_settings_are_the_defaults():
         "samples": 10, "posterior": "gaussian", "scale": 1.0, "sharpening": 2.0, "server_epochs": 20,
         "server_batch": 128, "server_lr": 1e-3, "server_lr_min": 4e-4, "swa_cycle_steps": 25, "swa_start_steps": 250,
         "server_momentum": 0.9, "server_schedule": "constant", "loss": "cross_entropy", "targets": "ensemble",
-        "augment": True,
+        "augment": True, "augment_vote": False, "members": "SAC",
     }  # fmt: skip
     assert {k: settings[k] for k in expected} == expected
 
@@ -55,7 +55,15 @@ def test_the_paper_s_settings_are_the_defaults():
 def test_the_released_variant_sets_what_a_method_has(name):
     plain, released = methods.get(name).settings(), methods.get(name, "released").settings()
     changed = {k: released[k] for k in plain if plain[k] != released[k]}
-    assert changed == {k: v for k, v in methods.RELEASED.items() if k in plain}
+    assert changed == {k: v for k, v in methods.VARIANTS["released"].items() if k in plain}
+
+
+def test_a_variant_does_not_touch_what_makes_a_method_itself():
+    tuned = methods.VARIANTS["tuned"]
+    assert {k: methods.get("fedbe", "tuned").settings()[k] for k in tuned} == tuned
+    assert methods.get("v-distillation", "tuned").settings()["members"] == "C"
+    assert methods.get("1-ensemble", "tuned") == methods.get("1-ensemble")
+    assert methods.get("fedavg", "tuned") == methods.get("fedavg")
 
 
 def test_single_settings_win_over_the_variant():

@@ -87,14 +87,16 @@ class KeepMembers(Teacher):
 class Distill(Teacher, DistillSettings):
     """FedBE's heart: the members vote on the server's inputs and the draft learns the vote.
 
-    sharpening  exponent of the pseudo-labels, p̂ ∝ p^e
-    targets     ensemble: the vote;  labels: the server's true labels, the oracle of Table 3
-    augment     whether the inputs are augmented while the student learns (never while the members vote)
+    sharpening    exponent of the pseudo-labels, p̂ ∝ p^e
+    targets       ensemble: the vote;  labels: the server's true labels, the oracle of Table 3
+    augment       whether the inputs are augmented while the student learns
+    augment_vote  whether each member votes on an augmentation of its own of every input, or all on the plain ones
     """
 
     sharpening: float = 2.0
     targets: str = "ensemble"
     augment: bool = True
+    augment_vote: bool = False
 
     def __post_init__(self) -> None:
         Teacher.__post_init__(self)
@@ -140,7 +142,7 @@ class Distill(Teacher, DistillSettings):
             for i, member in enumerate(voters):
                 if tell is not None:
                     tell(i, total)
-                yield member
+                yield replace(member, view=round.context.view(i)) if self.augment_vote else member
 
         with round.info.timed("ensemble"):
             outcome = vote(counted(), round.context.ask(), round.context.labels)
