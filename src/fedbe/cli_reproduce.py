@@ -64,14 +64,14 @@ def reproduce(
             with nullcontext() if quiet else err.status("looking at what was trained"):
                 whole, unseen, charts = analysis.analyse(study, todo, pool, stopped)
             missing = {**unseen, **missing}
-    written = table.write(study, chosen, everywhere, missing, root, charts)
+    written, pictures = table.write(study, chosen, everywhere, missing, root, charts)
     if not whole:
         err.print("stopped, nothing is lost; the same command goes on")
         raise typer.Exit(130)
     out.print(written.read_text(), markup=False)
     out.print(f"table: {written}")
-    for chart in charts:
-        out.print(f"picture: {root / chart.id}.svg, .png; its numbers: {root / chart.id}.csv")
+    for picture in pictures:
+        out.print(f"picture: {picture}, .png; its numbers: {picture.with_suffix('.csv')}")
 
 
 def _list() -> None:

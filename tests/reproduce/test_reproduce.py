@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedbe.recipes import load
 from fedbe.report.spec import Chart
 from fedbe.reproduce import analysis, cost, play, table
 from fedbe.reproduce.play import Place
+from fedbe.reproduce.rounds import by_round
 from fedbe.reproduce.study import SCALES, Study, available, load_study
 from fedbe.simulation import run
 from fedbe.simulation.workers import Pool
@@ -49,7 +51,8 @@ def _analyse(study: Study, places: list[Place], pool: Pool) -> list[Chart]:
 def test_every_study_runs_end_to_end(name: str, pool: Pool, tmp_path: Path) -> None:
     study, places = _play(name, pool, tmp_path)
     charts = _analyse(study, places, pool)
-    written = table.write(study, "smoke", places, {}, tmp_path, charts).read_text()
+    path, pictures = table.write(study, "smoke", places, {}, tmp_path, charts)
+    written = path.read_text()
     assert written.startswith(f"# {study.title}")
     assert all(m.ours for m in table.collect(study, places))
     for chart in charts:
@@ -60,7 +63,9 @@ def test_every_study_runs_end_to_end(name: str, pool: Pool, tmp_path: Path) -> N
         assert len(numbers) == 1 + len(chart.table.rows)
     rows = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
     assert len(rows) == len(study.cells("smoke"))
-    assert (tmp_path / "rounds.csv").exists() == study.series
+    one_round = all(len(run.read_rounds(place.folder)) == 1 for place in places)
+    drawn = [picture.stem for picture in pictures]
+    assert drawn == [*([] if one_round or study.analysis else ["rounds"]), *(chart.id for chart in charts)]
 
 
 @pytest.mark.parametrize("name", available())
@@ -106,6 +111,46 @@ def test_a_run_that_was_made_otherwise_with_the_same_settings_is_taken(pool: Poo
     for other in ({"seed": 1}, {"recipe": load("digits")}):
         with pytest.raises(RunError, match="was run with other settings"):
             play.play([replace(place, **other)], pool, Nobody(), "float32", lambda: False)
+
+
+def test_records_without_weights_still_make_the_table_and_the_picture(pool: Pool, tmp_path: Path) -> None:
+    """`results/` holds no weights: the command that made them draws its tables again and trains nothing."""
+    study, places = _play("table1", pool, tmp_path)
+    before, _ = table.write(study, "smoke", places, {}, tmp_path)
+    text = before.read_text()
+    for weights in tmp_path.rglob("*.safetensors"):
+        weights.unlink()
+    study, places = _play("table1", pool, tmp_path)
+    again, (picture,) = table.write(study, "smoke", places, {}, tmp_path)
+    assert again.read_text() == text
+    assert picture.name == "rounds.svg"
+
+
+def test_columns_that_were_not_begun_are_named_below_the_table() -> None:
+    study = load_study("table1")
+    rows = [
+        table.Measured(("step", "fedavg", model), ours, (72.0, 0.25))
+        for model, ours in (("convnet", (70.0,)), ("resnet20", ()))
+    ]
+    text = table.markdown(study, "paper", rows, {})
+    assert "| step | fedavg | 70.0 (n=1) | 72.0 ± 0.25 | -2.0 |" in text
+    assert text.endswith("Not run yet: resnet20.\n")
+
+
+def test_the_picture_by_round_has_a_line_for_each_method_and_its_own_colour(tmp_path: Path) -> None:
+    study = load_study("table1")
+    places = [p for p in play.places(study, "smoke", 2, tmp_path) if p.cell[0] == "step" and p.cell[2] == "convnet"]
+    for place in places:
+        run.create(place.folder, place.recipe, place.recipe.method, place.seed, "float32")
+        lines = [{"round": r, "test": {"accuracy": 0.1 * r + 0.02 * place.seed}} for r in (1, 2)]
+        (place.folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    chart = by_round(study, places)
+    assert chart is not None
+    (panel,) = chart.panels
+    assert panel.title == "step, convnet"
+    assert [s.label for s in panel.series] == ["1-ensemble", "fedavg"]
+    assert [(p.x, p.y, p.n) for p in panel.series[0].points] == [(1, pytest.approx(11), 2), (2, pytest.approx(21), 2)]
+    assert "n = 2 seeds (0, 1)" in chart.shown
 
 
 def test_two_views_of_one_run_are_one_run(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean
 
 from fedbe.report.spec import Chart, Dot, Panel, Series, Table
-from fedbe.report.trials import Study, over_seeds, seeds_of
+from fedbe.report.trials import Study, Trial, over_seeds, seeds_of
 from fedbe.simulation.round import Record
 
 BAND = "Line: mean over seeds; band: ± one standard deviation"
@@ -34,13 +34,13 @@ def accuracy(study: Study) -> Chart | None:
         "accuracy",
         "lines",
         title,
-        f"Test accuracy by round. {_shown(study)}.",
+        f"Test accuracy by round. {shown(study.trials)}.",
         (Panel(series=series),),
-        _points_table(series, "Test accuracy, %"),
+        points_table(series, "Test accuracy, %"),
         "round",
         "test accuracy, %",
         "%",
-        note=_uneven(series),
+        note=uneven(series),
     )
 
 
@@ -67,9 +67,9 @@ def teachers(study: Study) -> Chart | None:
         "lines",
         _gap(panels[-1]),
         "Test accuracy by round of the ensemble's vote, of the average of the clients' weights, and of the student "
-        f"that learned from the vote. {_shown(study)}.",
+        f"that learned from the vote. {shown(study.trials)}.",
         tuple(panels),
-        _points_table(rows, "Test accuracy, %"),
+        points_table(rows, "Test accuracy, %"),
         "round",
         "test accuracy, %",
         "%",
@@ -89,13 +89,13 @@ def calibration(study: Study) -> Chart | None:
         "lines",
         f"{title} for {low.label}" + (", the lowest" if len(series) > 1 else ""),
         "Expected calibration error (ECE, 15 bins of confidence) on the test data by round: 0 is best. "
-        f"{_shown(study)}.",
+        f"{shown(study.trials)}.",
         (Panel(series=series),),
-        _points_table(series, "ECE, points"),
+        points_table(series, "ECE, points"),
         "round",
         "ECE, points",
         "points",
-        note=_uneven(series),
+        note=uneven(series),
     )
 
 
@@ -170,7 +170,7 @@ def _prefixed(panel: Panel) -> list[Series]:
     return [Series(f"{panel.title}, {s.label}", s.method, s.points) for s in panel.series]
 
 
-def _points_table(series: Sequence[Series], what: str) -> Table:
+def points_table(series: Sequence[Series], what: str) -> Table:
     rows = [
         (s.label, f"{p.x:g}", f"{p.y:.2f}", "–" if p.high is None else f"{p.high - p.y:.2f}", str(p.n))
         for s in series
@@ -179,16 +179,17 @@ def _points_table(series: Sequence[Series], what: str) -> Table:
     return Table(("Series", "Round", what, "std", "n"), tuple(rows))
 
 
-def _shown(study: Study) -> str:
-    seeds = seeds_of(study.trials)
-    return f"{BAND}; {seeds}" if not seeds.startswith("n = 1 ") else f"One run for each method, so no band; {seeds}"
+def shown(trials: Sequence[Trial]) -> str:
+    """How the lines of these trials are to be read."""
+    seeds = seeds_of(trials)
+    return f"{BAND}; {seeds}" if not seeds.startswith("n = 1 ") else f"One run for each line, so no band; {seeds}"
 
 
 def _rounds(count: int) -> str:
     return f"{count} round{'s' if count > 1 else ''}"
 
 
-def _uneven(series: Sequence[Series]) -> str:
+def uneven(series: Sequence[Series]) -> str:
     """A mean over other seeds from one round to the next can jump: say so."""
     jumps = [s.label for s in series if len({p.n for p in s.points}) > 1]
     if not jumps:

@@ -51,7 +51,6 @@ class Study(BaseModel):
              ({axis} stands for the cell's value); or one for each value of the columns, or for single cells
     measured what the numbers are
     without  cells that the paper leaves out
-    series   show the metric of every round, not only of the last one
     extra    changes to every cell at every scale, made by who asks for the study
     paper    cell -> [mean, std] or [mean], in percent; cells are named by their values, joined by /
     """
@@ -68,7 +67,6 @@ class Study(BaseModel):
     metric: str | dict[str, str] = "test.accuracy"
     measured: str = "test accuracy in percent"
     without: tuple[str, ...] = ()
-    series: bool = False
     paper: dict[str, tuple[float, ...]] = {}
     cpu: Limits = Limits()
     note: str = ""
@@ -144,6 +142,11 @@ class Study(BaseModel):
 
     def _embedded(self, cell: tuple[str, ...]) -> bool:
         return load(self.base(cell)).data.source in EMBEDDED
+
+    @property
+    def metric_of_rounds(self) -> bool:
+        """Whether every round has the metric, not only what is made of a finished run."""
+        return all(self.metric_for(cell).startswith("test") for cell in self.cells("paper"))
 
     def metric_for(self, cell: tuple[str, ...]) -> str:
         if isinstance(self.metric, str):

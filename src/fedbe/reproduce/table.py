@@ -12,6 +12,7 @@ from fedbe.report.figures import draw
 from fedbe.report.spec import Chart
 from fedbe.reproduce import analysis
 from fedbe.reproduce.play import Place
+from fedbe.reproduce.rounds import by_round
 from fedbe.reproduce.study import Scale, Study
 from fedbe.simulation import run
 
@@ -58,7 +59,9 @@ def markdown(
     study: Study, scale: Scale, rows: Sequence[Measured], missing: Mapping[Cell, str], charts: Sequence[Chart] = ()
 ) -> str:
     """A table with ours, the paper's and the difference in each cell; below it, what could not be run."""
-    columns = list(dict.fromkeys(m.cell[-1] for m in rows))
+    asked = list(dict.fromkeys(m.cell[-1] for m in rows))
+    begun = {m.cell[-1] for m in rows if m.ours}
+    columns = [c for c in asked if c in begun or not begun]
     by_cell = {m.cell: m for m in rows}
     # On other data the paper's numbers would say nothing.
     known = {m.cell[-1] for m in rows if m.paper and scale != "smoke"}
@@ -82,6 +85,8 @@ def markdown(
             cells = (m.text, m.paper_text, m.difference) if m else ("–",) * 3
             shown += cells[: len(parts[column])]
         lines.append(f"| {' | '.join([*head, *shown])} |")
+    if len(columns) < len(asked):
+        lines += ["", f"Not run yet: {', '.join(c for c in asked if c not in columns)}."]
     if missing:
         lines += ["", *(f"Not run: {' / '.join(cell)}: {reason}." for cell, reason in missing.items())]
     lines += [line for chart in charts for line in ("", f"![{chart.title}]({chart.id}.svg)", "", chart.shown)]
@@ -108,17 +113,6 @@ def as_csv(study: Study, rows: Sequence[Measured]) -> str:
     return _csv(lines)
 
 
-def series_csv(study: Study, done: Sequence[Place]) -> str:
-    """The metric of every round of every run."""
-    lines: list[Sequence[object]] = [(*study.order, "seed", "round", "value")]
-    for place in done:
-        for record in run.read_rounds(place.folder):
-            if "test" in record:
-                value = 100 * float(analysis.look_up(record, study.metric_for(place.cell)))
-                lines.append((*place.cell, place.seed, record["round"], f"{value:.3f}"))
-    return _csv(lines)
-
-
 def _csv(lines: Iterable[Sequence[object]]) -> str:
     out = io.StringIO()
     csv.writer(out).writerows(lines)
@@ -132,16 +126,16 @@ def write(
     missing: Mapping[Cell, str],
     root: Path,
     charts: Sequence[Chart] = (),
-) -> Path:
-    """table.md and table.csv in the study's folder, rounds.csv for a study of rounds, and for each chart its picture
-    (SVG, PNG) and its numbers; returns the first."""
+) -> tuple[Path, list[Path]]:
+    """table.md and table.csv in the study's folder, and for each chart (rounds, if there are several, and those of the
+    analysis) its picture (SVG, PNG) and its numbers; returns the table and the pictures."""
     rows = collect(study, done)
+    courses = by_round(study, done)
+    charts = [*([courses] if courses else []), *charts]
     write_whole(root / "table.md", markdown(study, scale, rows, missing, charts).encode())
     write_whole(root / "table.csv", as_csv(study, rows).encode())
-    if study.series:
-        write_whole(root / "rounds.csv", series_csv(study, done).encode())
     for chart in charts:
         write_whole(root / f"{chart.id}.csv", _csv([chart.table.columns, *chart.table.rows]).encode())
         for kind in ("svg", "png"):
             write_whole(root / f"{chart.id}.{kind}", draw(chart, kind))
-    return root / "table.md"
+    return root / "table.md", [root / f"{chart.id}.svg" for chart in charts]
