@@ -273,7 +273,7 @@ def test_a_model_that_cannot_learn_is_refused():
         ({"swa_cycle_steps": 0}, "`swa_cycle_steps` must be >= 1"),
         ({"server_lr": 0.0}, "`server_lr` must be > 0"),
         ({"server_lr": float("nan")}, "`server_lr` must be > 0"),
-        ({"server_schedule": "papper"}, "unknown server_schedule 'papper'.*paper"),
+        ({"server_lr": 1e-4}, "`server_lr_min` must not be above `server_lr`, got 0.0004 and 0.0001: set both"),
         ({"server_lr_min": -1.0}, "`server_lr_min` must be > 0"),
         ({"swa_start_steps": -1}, "`swa_start_steps` must be >= 0"),
         ({"server_weight_decay": -1.0}, "`server_weight_decay` must be >= 0"),

@@ -45,7 +45,7 @@ def test_the_paper_s_settings_are_the_defaults():
     expected = {
         "samples": 10, "posterior": "gaussian", "scale": 1.0, "sharpening": 2.0, "server_epochs": 20,
         "server_batch": 128, "server_lr": 1e-3, "server_lr_min": 4e-4, "swa_cycle_steps": 25, "swa_start_steps": 250,
-        "server_momentum": 0.9, "server_schedule": "constant", "loss": "cross_entropy", "targets": "ensemble",
+        "server_momentum": 0.9, "distill_until": 1.0, "loss": "cross_entropy", "targets": "ensemble",
         "augment": True, "augment_vote": False, "members": "SAC",
     }  # fmt: skip
     assert {k: settings[k] for k in expected} == expected
@@ -94,6 +94,7 @@ def test_single_settings_win_over_the_variant():
         (("fedbe",), {"members": "SACX"}, "`members` must be one or more of"),
         (("fedbe",), {"alpha": 0.0}, "`alpha` must be > 0"),
         (("fedbe",), {"scale": -1.0}, "`scale` must be >= 0"),
+        (("fedbe",), {"distill_until": 1.5}, "`distill_until` must be from 0 to 1, got 1.5"),
         (("fedbe",), {"sharpening": 0.0}, "`sharpening` must be > 0"),
         (("fedbe",), {"targets": "label"}, "did you mean 'labels'"),
         (("fedbe",), {"server_epochs": 0}, "`server_epochs` must be >= 1"),

@@ -1,15 +1,13 @@
 """Distil a vote into one model: pseudo-labels, and SGD or SWA on them (Section 4 of the paper)."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import get_swa_multi_avg_fn
 
-from fedbe.clients.schedule import SCHEDULES, step_size
 from fedbe.errors import AggregationError, SettingError, nearest
 from fedbe.inputs import Inputs, batches
 from fedbe.norm import recalibrate, with_statistics
@@ -31,8 +29,6 @@ class DistillSettings:
     server_batch         inputs in a mini-batch
     server_lr            step size at the start of each SWA cycle, or SGD's constant one
     server_lr_min        step size at the end of each SWA cycle
-    server_schedule      how both fall over the rounds of a training: constant (the paper's), or a schedule of the
-                         clients' step size (`clients.schedule`), so that late rounds change the average less
     swa_cycle_steps      length of a cycle; a point is collected at its end …
     swa_start_steps      … if that lies after this step
     server_momentum      momentum of SGD, also within SWA
@@ -46,7 +42,6 @@ class DistillSettings:
     server_batch: int = 128
     server_lr: float = 1e-3
     server_lr_min: float = 4e-4
-    server_schedule: str = "constant"
     swa_cycle_steps: int = 25
     swa_start_steps: int = 250
     server_momentum: float = 0.9
@@ -58,33 +53,20 @@ class DistillSettings:
             raise SettingError(f"unknown optimizer '{self.optimizer}': {nearest(self.optimizer, OPTIMIZERS)}")
         if self.loss not in LOSSES:
             raise SettingError(f"unknown loss '{self.loss}': {nearest(self.loss, LOSSES)}")
-        if self.server_schedule not in SCHEDULES:
-            hint = nearest(self.server_schedule, SCHEDULES)
-            raise SettingError(f"unknown server_schedule '{self.server_schedule}': {hint}")
         for name in ("server_epochs", "server_batch", "swa_cycle_steps"):
             if getattr(self, name) < 1:
                 raise SettingError(f"`{name}` must be >= 1, got {getattr(self, name)}")
         for name in ("server_lr", "server_lr_min"):
             if not getattr(self, name) > 0:
                 raise SettingError(f"`{name}` must be > 0, got {getattr(self, name)}")
+        if self.optimizer == "swa" and self.server_lr_min > self.server_lr:
+            raise SettingError(
+                "`server_lr_min` must not be above `server_lr`, "
+                f"got {self.server_lr_min} and {self.server_lr}: set both"
+            )
         for name in ("swa_start_steps", "server_momentum", "server_weight_decay"):
             if not getattr(self, name) >= 0:
                 raise SettingError(f"`{name}` must be >= 0, got {getattr(self, name)}")
-
-    def in_round(self, round: int, rounds: int | None) -> Self:
-        """The same settings with the step sizes of one round.
-
-        >>> DistillSettings(server_lr=0.01, server_schedule="paper").in_round(13, 40).server_lr
-        0.001
-        """
-        if self.server_schedule == "constant":
-            return self
-        if rounds is None:
-            raise SettingError(
-                f"server_schedule '{self.server_schedule}' needs to know how many rounds there will be: give `rounds`"
-            )
-        factor = step_size(1.0, round, max(round, rounds), self.server_schedule)
-        return replace(self, server_lr=self.server_lr * factor, server_lr_min=self.server_lr_min * factor)
 
 
 @dataclass(frozen=True)

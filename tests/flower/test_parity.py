@@ -20,7 +20,7 @@ SMALL = (
     "model.hidden=[16]",
     "settings.server_epochs=2",
     "settings.samples=3",
-    "settings.server_schedule='paper'",  # Flower must tell the server how many rounds there will be
+    "settings.distill_until=0.5",  # Flower must tell the server how many rounds there will be
 )
 SEED = 5
 

@@ -154,19 +154,21 @@ class TestDistill:
         assert told[:5] == [("ensemble", i, 5) for i in range(5)]
         assert told[5:] == [("distill", i, 6) for i in range(1, 7)]
 
-    def test_the_step_size_can_fall_over_the_rounds_as_the_clients_does(self, round_of, update, state):
-        def last_of_ten(lr, **settings):
-            round = round_of([update(0, A, 1)], inputs=TensorInputs(self.INPUTS), number=10, rounds=10)
-            stage = Distill(samples=2, server_epochs=2, server_batch=10, optimizer="sgd", server_lr=lr, **settings)
-            return stage(Draft(state(MEAN), {}), round).state.params
+    def test_after_its_share_of_the_rounds_the_average_stays_as_it_is(self, round_of, update, state):
+        def of_ten(number, share):
+            round = round_of([update(0, A, 1)], inputs=TensorInputs(self.INPUTS), number=number, rounds=10)
+            stage = Distill(samples=2, server_epochs=2, server_batch=10, distill_until=share)
+            return stage(Draft(state(MEAN), {}), round).state.params.tolist() != MEAN
 
-        falling = last_of_ten(1.0, server_schedule="paper")
-        torch.testing.assert_close(falling, last_of_ten(0.01), rtol=0, atol=1e-6)
-        assert (falling - last_of_ten(1.0)).abs().max() > 0.1
+        assert [of_ten(number, 0.3) for number in (1, 3, 4, 10)] == [True, True, False, False]
+        half = Distill(distill_until=0.55)  # 0.55 * 20 is a little more than 11 in floating point
+        assert [half.learns(number, 20) for number in (11, 12)] == [True, False]
+        assert not of_ten(1, 0.0)
+        assert of_ten(10, 1.0)
 
-    def test_a_falling_step_size_needs_the_number_of_rounds(self, round_of, update, state):
+    def test_a_share_of_the_rounds_needs_their_number(self, round_of, update, state):
         with pytest.raises(SettingError, match="give `rounds`"):
-            self._run(round_of, update, state, server_schedule="paper")
+            self._run(round_of, update, state, distill_until=0.5)
 
     def test_labels_are_for_the_report_only(self, round_of, update, state):
         labels = torch.arange(30) % 2

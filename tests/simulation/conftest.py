@@ -20,6 +20,7 @@ SMALL = (
     "settings.server_epochs=3",
     "settings.samples=3",
     "settings.server_lr=0.01",
+    "settings.server_lr_min=0.004",
 )
 
 

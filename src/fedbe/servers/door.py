@@ -42,11 +42,11 @@ class Server:
     labels         true labels of those inputs [J]: for reports and the oracle, never needed
     augment        (batch, generator) -> batch, applied while the student learns; False switches off that of Inputs
     seed           all randomness follows from it and the round
-    rounds         how many rounds there will be; needed where `server_schedule` lets step sizes fall over them
+    rounds         how many rounds there will be; needed where `distill_until` is below 1, as in the variant tuned
     total_clients  all clients there are; needed by SCAFFOLD when only a part of them replies
     min_clients    fewer usable updates raise AggregationError
     plan           precision and memory layout
-    variant        paper, or released: the forms of the authors' program
+    variant        paper; released: the forms of the authors' program; tuned: what we found better (docs/variants.md)
     settings       of the method, by name: samples=20, members="SA", mu=0.01 … (`server.method.settings()`)
 
     memory and round are all that lives from one `aggregate` to the next; save and set them to resume.

@@ -91,25 +91,30 @@ class Distill(Teacher, DistillSettings):
     targets       ensemble: the vote;  labels: the server's true labels, the oracle of Table 3
     augment       whether the inputs are augmented while the student learns
     augment_vote  whether each member votes on an augmentation of its own of every input, or all on the plain ones
+    distill_until the share of all rounds, from the first, in which the draft learns; in the others it stays as it is
     """
 
     sharpening: float = 2.0
     targets: str = "ensemble"
     augment: bool = True
     augment_vote: bool = False
+    distill_until: float = 1.0
 
     def __post_init__(self) -> None:
         Teacher.__post_init__(self)
         DistillSettings.__post_init__(self)
         if not self.sharpening > 0:
             raise SettingError(f"`sharpening` must be > 0, got {self.sharpening}")
+        if not 0 <= self.distill_until <= 1:
+            raise SettingError(f"`distill_until` must be from 0 to 1, got {self.distill_until}")
         if self.targets not in TARGETS:
             raise SettingError(f"unknown targets '{self.targets}': {nearest(self.targets, TARGETS)}")
 
     def __call__(self, draft: Draft, round: Round) -> Draft:
         context = round.context
         inputs = context.unlabeled()
-        settings = self.in_round(context.round, context.rounds)  # a wrong one is told before the vote
+        if not self.learns(context.round, context.rounds):
+            return draft
         targets = self._targets(draft, round)
         with round.info.timed("distill"):
             student = distill(
@@ -117,7 +122,7 @@ class Distill(Teacher, DistillSettings):
                 draft.state,
                 inputs if self.augment else Unaugmented(inputs),
                 targets,
-                settings,
+                self,
                 context.generator("distill"),
                 progress=context.tell("distill"),
             )
@@ -125,6 +130,21 @@ class Distill(Teacher, DistillSettings):
             with round.info.timed("evaluate"):
                 round.info.student = quality(predict(context.bench, student, inputs), context.labels)
         return replace(draft, state=student)
+
+    def learns(self, round: int, rounds: int | None) -> bool:
+        """Whether the draft learns in this round of so many.
+
+        >>> [r for r in range(1, 41) if Distill(distill_until=0.3).learns(r, 40)][-1]
+        12
+        """
+        if self.distill_until == 1:
+            return True
+        if rounds is None:
+            raise SettingError(
+                f"distill_until = {self.distill_until} needs to know how many rounds there will be: give `rounds`"
+            )
+        # 0.3 · R in floating point can fall on the wrong side of a round.
+        return round - 1 < self.distill_until * rounds - 1e-9
 
     def _targets(self, draft: Draft, round: Round) -> Tensor:
         labels = round.context.labels
