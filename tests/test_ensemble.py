@@ -108,22 +108,6 @@ def test_predict_is_softmax_in_evaluation_mode_whatever_the_batch(network, input
     assert not got.requires_grad
 
 
-def test_a_member_can_see_the_inputs_in_an_augmentation_of_its_own(network, inputs_for):
-    bench, inputs = Workbench(network("mlp"), Plan(batch=5)), inputs_for("mlp", 24)
-
-    def shift(batch, draw):
-        return batch + torch.rand(len(batch), 1, generator=draw)
-
-    members = [Member(str(view), bench.read(), view=view) for view in (None, 1, 2, 1)]
-    plain, one, two, again = local_predictor(bench, TensorInputs(inputs, shift))(members)
-    assert torch.equal(plain, predict(bench, members[0].state, TensorInputs(inputs)))
-    draw = torch.Generator().manual_seed(1)
-    shifted = torch.cat([shift(batch, draw) for batch in inputs.split(5)])
-    torch.testing.assert_close(one, predict(bench, members[0].state, TensorInputs(shifted)))
-    assert torch.equal(one, again)
-    assert not torch.equal(one, two)
-
-
 def test_predict_in_bfloat16_is_near_and_in_float32(network, inputs_for):
     module = network("conv-gn")
     inputs = TensorInputs(inputs_for("conv-gn"))

@@ -18,15 +18,11 @@ MEMBER_KINDS = {"S": "samples of the posterior", "A": "the average", "C": "the c
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """One voter: `name` says what it is (S1, A, client 3).
-
-    view: the seed of the augmentation in which it sees the inputs; None: it sees them plain.
-    """
+    """One voter: `name` says what it is (S1, A, client 3)."""
 
     name: str
     state: ModelState
     recalibrate: bool = False
-    view: int | None = None
 
 
 # How members become probabilities [J, classes, …], in the order of the members. The simulator hands in one that
@@ -72,18 +68,15 @@ def parse_members(letters: str) -> frozenset[str]:
 
 
 @torch.no_grad()
-def predict(
-    bench: Workbench, state: ModelState, inputs: Inputs, *, calibrate: bool = False, view: int | None = None
-) -> Tensor:
-    """Probabilities [J, classes, …] of one model, in evaluation mode, on plain inputs or on the view of a seed."""
+def predict(bench: Workbench, state: ModelState, inputs: Inputs, *, calibrate: bool = False) -> Tensor:
+    """Probabilities [J, classes, …] of one model, in evaluation mode, on plain inputs."""
     bench.load(state)
     if calibrate:
         recalibrate(bench, inputs)
     bench.module.eval()
-    augmentation = None if view is None else torch.Generator().manual_seed(view)
     probabilities: Tensor | None = None
     for index in batches(len(inputs), bench.plan.batch):
-        part = bench.logits(inputs.batch(index, augmentation)).softmax(1)
+        part = bench.logits(inputs.batch(index)).softmax(1)
         if probabilities is None:
             probabilities = part.new_empty((len(inputs), *part.shape[1:]))
         probabilities[index[0] : index[-1] + 1] = part
@@ -96,7 +89,7 @@ def local_predictor(bench: Workbench, inputs: Inputs) -> Predictor:
 
     def run(members: Iterable[Member]) -> Iterator[Tensor]:
         for member in members:
-            yield predict(bench, member.state, inputs, calibrate=member.recalibrate, view=member.view)
+            yield predict(bench, member.state, inputs, calibrate=member.recalibrate)
 
     return run
 

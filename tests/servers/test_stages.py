@@ -198,22 +198,6 @@ class TestDistill:
         with pytest.raises(SettingError, match="give `unlabeled`"):
             Distill()(Draft(state(MEAN), {}), round_of([update(0, A, 1)]))
 
-    def test_each_member_can_vote_on_an_augmentation_of_its_own(self, round_of, update, state):
-        seen = []
-
-        def note(batch, draw):
-            seen.append(float(torch.rand((), generator=draw)))
-            return batch
-
-        _, plain, _ = self._run(round_of, update, state, augment_with=note, augment=False)
-        assert seen == []
-        _, info, _ = self._run(round_of, update, state, augment_with=note, augment=False, augment_vote=True)
-        assert len(seen) == len(set(seen)) == 5  # samples, average, clients: one batch each
-        assert [m.name for m in info.members] == [m.name for m in plain.members]
-        first, seen[:] = list(seen), []
-        self._run(round_of, update, state, augment_with=note, augment=False, augment_vote=True)
-        assert seen == first
-
     @pytest.mark.parametrize("augment", [True, False])
     def test_augmentation_can_be_switched_off(self, round_of, update, state, augment):
         calls = []

@@ -39,18 +39,6 @@ def test_any_number_of_workers_is_one_worker(
     assert identical(play("three", method, workers=three_workers), two)
 
 
-def test_an_augmented_vote_does_not_depend_on_who_counts_it(
-    play: Play, identical: Identical, small: Recipe, one_worker: Pool, three_workers: Pool
-) -> None:
-    moved = small.model_copy(update={"data": small.data.model_copy(update={"pad": 1}), "variant": "tuned"})
-    three = play("three", "fedbe", recipe=moved, workers=three_workers)
-    assert identical(play("one", "fedbe", recipe=moved, workers=one_worker), three)
-    assert not identical(
-        play("plain", "fedbe", recipe=moved.model_copy(update={"settings": {**moved.settings, "augment_vote": False}})),
-        three,
-    )
-
-
 def test_another_seed_is_another_run(play: Play, identical: Identical) -> None:
     assert not identical(play("a", "fedbe"), play("b", "fedbe", seed=1))
 

@@ -12,7 +12,7 @@ from fedbe.diagnostics import Quality
 from fedbe.ensemble import Member, MemberReport, Predictor, Vote, local_predictor
 from fedbe.errors import SettingError
 from fedbe.inputs import Inputs
-from fedbe.seeds import derive, generator
+from fedbe.seeds import generator
 from fedbe.states import ModelState
 from fedbe.updates import Update
 from fedbe.workbench import Workbench
@@ -67,10 +67,6 @@ class Context:
 
     def generator(self, role: str) -> torch.Generator:
         return generator(self.seed, self.round, role)
-
-    def view(self, member: int) -> int:
-        """The seed of the augmentation in which the member of that place in the ensemble sees the inputs."""
-        return derive(self.seed, self.round, "view", member)
 
     def unlabeled(self) -> Inputs:
         if self.inputs is None:

@@ -89,15 +89,13 @@ class Distill(Teacher, DistillSettings):
 
     sharpening    exponent of the pseudo-labels, p̂ ∝ p^e
     targets       ensemble: the vote;  labels: the server's true labels, the oracle of Table 3
-    augment       whether the inputs are augmented while the student learns
-    augment_vote  whether each member votes on an augmentation of its own of every input, or all on the plain ones
+    augment       whether the inputs are augmented while the student learns (never while the members vote)
     distill_until the share of all rounds, from the first, in which the draft learns; in the others it stays as it is
     """
 
     sharpening: float = 2.0
     targets: str = "ensemble"
     augment: bool = True
-    augment_vote: bool = False
     distill_until: float = 1.0
 
     def __post_init__(self) -> None:
@@ -162,7 +160,7 @@ class Distill(Teacher, DistillSettings):
             for i, member in enumerate(voters):
                 if tell is not None:
                     tell(i, total)
-                yield replace(member, view=round.context.view(i)) if self.augment_vote else member
+                yield member
 
         with round.info.timed("ensemble"):
             outcome = vote(counted(), round.context.ask(), round.context.labels)

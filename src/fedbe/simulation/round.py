@@ -95,7 +95,7 @@ class Simulation:
         """Members' probabilities, asked of the workers; no more models in flight than workers need."""
 
         def run(members: Iterable[Member]) -> Iterator[Tensor]:
-            jobs = (PredictJob(m.state, where, m.recalibrate, m.view) for m in members)
+            jobs = (PredictJob(m.state, where, m.recalibrate) for m in members)
             for outcome in self.pool.map(jobs, ahead=len(self.pool.pids) + 1):
                 yield _value(outcome)
 
