@@ -261,7 +261,7 @@ def _show_run(folder: Path) -> None:
     rounds = len(read_rounds(folder))
     out.print(
         f"[bold]{title}[/bold] on {recipe.data.source}, seed {info.seed}: test accuracy "
-        f"[bold]{100 * info.final['accuracy']:.1f} %[/bold] after {rounds} rounds. Results: {folder}"
+        f"[bold]{100 * info.final['accuracy']:.1f} %[/bold] after round {rounds}. Results: {folder}"
     )
 
 

@@ -76,7 +76,7 @@ def run(
         raise typer.Exit(130) from None
     accuracy = outcome.report.get("server", {}).get(str(outcome.rounds), {}).get("accuracy")
     found = f", accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
-    out.print(f"done after {outcome.rounds} rounds{found}. Model: {place / 'model.safetensors'}")
+    out.print(f"done after round {outcome.rounds}{found}. Model: {place / 'model.safetensors'}")
 
 
 @app.command()
@@ -89,13 +89,13 @@ def down(folder: Dir) -> None:
 
 
 def _told(line: dict[str, Any]) -> str:
-    done = f"round {line['round']}: {len(line['clients'])} clients, {line['seconds']['round']:.1f} s"
+    done = f"round {line['round']}: clients {len(line['clients'])}, {line['seconds']['round']:.1f} s"
     return "; ".join([done, *(f"client {s['client']} set aside: {s['reason']}" for s in line["set_aside"])])
 
 
 def _nodes(folder: Path, online: int, needed: int) -> str:
     if online >= needed:
-        return f"{online} nodes are online: going on"
+        return f"{online} of {needed} nodes are online: going on"
     fewer = f", or ask for fewer (the example: --set clients={online})" if online else ""
     return (
         f"{online} of {needed} nodes are online; waiting for {needed - online} more: "

@@ -82,7 +82,7 @@ def test_run_in_a_pipe_prints_a_line_a_round_and_the_result(
     done = fedbe("run", *QUICK, "--method", "fedavg", "--seed", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "FedAvg, seed 3: round 3/3: accuracy" in done.stderr
-    assert re.search(r"FedAvg on digits, seed 3: test accuracy \d+\.\d % after 3 rounds", done.stdout)
+    assert re.search(r"FedAvg on digits, seed 3: test accuracy \d+\.\d % after round 3", done.stdout)
     folder = tmp_path / "runs" / "digits-fedavg-seed3"
     assert run.read_info(folder).final is not None
     monkeypatch.chdir(tmp_path)
@@ -190,6 +190,13 @@ def _same(a: Path, b: Path) -> bool:
         (("resume", "nowhere"), 1, "nowhere is no run"),
         (("evaluate", "nowhere"), 1, "nowhere has no model.safetensors"),
         (("predict", "nowhere", "a.png"), 1, "nowhere has no model.safetensors"),
+        (("report",), 2, "name runs or comparisons for the report, or --all"),
+        (("report", "a", "--all"), 2, "name runs or comparisons for the report, or --all"),
+        (("report", "nowhere"), 1, "nowhere is no run"),
+        (("report", "--all"), 1, "there are no runs below runs"),
+        (("report", "nowhere", "--format", "gif"), 2, "Invalid value for '--format'"),
+        (("watch", "nowhere"), 1, "nowhere is no run"),
+        (("watch", "nowhere", "--port", "70000"), 2, "Invalid value for '--port'"),
         (("nonsense",), 2, "No such command 'nonsense'"),
     ],
 )

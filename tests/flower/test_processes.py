@@ -158,7 +158,7 @@ def _answers(port):
 def test_a_deployment_with_tls_and_authenticated_nodes_that_comes_up_in_two_steps(app, deployment, expected, tmp_path):
     up = fedbe("up", app, "--nodes", NODES - 1)
     assert up.returncode == 0, up.stderr
-    assert "2 nodes are online" in up.stdout
+    assert "nodes online: 2" in up.stdout
 
     # the run says what it waits for
     command = [sys.executable, "-m", "fedbe", "flower", "run", str(app), "--set", "rounds=2"]
@@ -180,13 +180,13 @@ def test_a_deployment_with_tls_and_authenticated_nodes_that_comes_up_in_two_step
 
             # it goes on by itself when they are there
             (app / "certs/node-2").write_bytes(key)
-            assert "3 nodes are online" in fedbe("up", app, "--nodes", NODES).stdout
+            assert "nodes online: 3" in fedbe("up", app, "--nodes", NODES).stdout
             assert run.wait(240) == 0, said.read_text()
         finally:
             run.kill()
-    assert "3 nodes are online: going on\nround 1: 3 clients" in said.read_text()
+    assert "3 of 3 nodes are online: going on\nround 1: clients 3" in said.read_text()
     assert "round 2: 3 clients" in said.read_text()
-    assert "done after 2 rounds, accuracy" in said.read_text()
+    assert "done after round 2, accuracy" in said.read_text()
     assert same(app / "runs/run-1", expected())
 
     # a node whose key nobody registered

@@ -43,33 +43,6 @@ def test_all_takes_everything_and_names_what_it_cannot_read(
     assert all(word in text for word in (comparison.name, single.name, f"{bad} is left out"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "sentence"),
-    [
-        (("report",), 2, "name runs or comparisons for the report, or --all"),
-        (("report", "a", "--all"), 2, "name runs or comparisons for the report, or --all"),
-        (("report", "nowhere"), 1, "nowhere is no run"),
-        (("report", "--all"), 1, "there are no runs below runs"),
-        (("report", "nowhere", "--format", "gif"), 2, "Invalid value for '--format'"),
-        (("watch", "nowhere"), 1, "nowhere is no run"),
-        (("watch", "nowhere", "--port", "70000"), 2, "Invalid value for '--port'"),
-    ],
-)
-def test_mistakes_get_one_sentence_and_an_exit_code(
-    arguments: tuple[str, ...],
-    code: int,
-    sentence: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert call(monkeypatch, *arguments) == code
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert "Traceback" not in said
-
-
 def test_a_port_that_is_taken_is_said(make_run, monkeypatch, capsys) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

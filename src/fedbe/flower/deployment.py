@@ -70,7 +70,7 @@ class Deployment:
         except BaseException:
             processes.stop(self.state, [name for name in processes.names(self.state) if name not in ran])
             raise
-        say(f"{nodes} nodes are online")
+        say(f"nodes online: {nodes}")
 
     def down(self) -> list[str]:
         """Stop everything that `up` started here; the names of what was running."""

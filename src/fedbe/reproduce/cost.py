@@ -1,5 +1,6 @@
 """How long a study would take on this machine: work in images, divided by a speed that is measured here and now."""
 
+import json
 import time
 from functools import cache
 
@@ -59,10 +60,11 @@ def run_seconds(recipe: Recipe) -> float:
     for stage in method.stages:
         if isinstance(stage, Distill):
             samples = stage.samples
-            work += server * (stage.server_epochs + _voters(stage.members, samples, cohort) * FORWARD_SHARE)
+            asked = _voters(stage.members, samples, cohort)
+            work += stage.distill_until * server * (stage.server_epochs + asked * FORWARD_SHARE)
     asked = 1 + _voters(recipe.evaluation.ensemble, samples, cohort) + cohort * recipe.evaluation.clients
     work += tests * asked * FORWARD_SHARE / recipe.evaluation.every
-    settings = tuple(sorted((k, repr(v)) for k, v in recipe.model.settings().items()))
+    settings = json.dumps(recipe.model.settings())
     return rounds * work / _speed(recipe.model.name, shape, classes, settings, training.batch)
 
 
@@ -75,9 +77,9 @@ def _voters(members: str, samples: int, clients: int) -> int:
 
 
 @cache
-def _speed(name: str, shape: tuple[int, ...], classes: int, settings: tuple[tuple[str, str], ...], batch: int) -> float:
+def _speed(name: str, shape: tuple[int, ...], classes: int, settings: str, batch: int) -> float:
     """Training images a second on all cores: a few steps on one thread, times the cores."""
-    wanted = {} if name not in MODELS else {k: _value(v) for k, v in settings}
+    wanted = json.loads(settings) if name in MODELS else {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -95,9 +97,3 @@ def _speed(name: str, shape: tuple[int, ...], classes: int, settings: tuple[tupl
         return cores() * batch * (steps - 1) / (time.perf_counter() - begin)
     finally:
         torch.set_num_threads(threads)
-
-
-def _value(text: str) -> object:
-    import ast
-
-    return ast.literal_eval(text)
