@@ -29,13 +29,17 @@ class Method:
     def needs_unlabeled(self) -> bool:
         return any(isinstance(stage, Distill) for stage in self.stages)
 
+    @property
+    def needs_rounds(self) -> bool:
+        return any(isinstance(stage, Distill) and stage.distill_until < 1 for stage in self.stages)
+
     def settings(self) -> dict[str, Any]:
         """Every setting of the method's rules and stages, with its value."""
         parts = (*self.rules, *self.stages)
         return {f.name: getattr(part, f.name) for part in parts for f in fields(part)}  # type: ignore[arg-type]
 
-    def left_as_the_paper_s(self) -> set[str]:
-        """The settings in which the method does not differ from what its rules and stages have as defaults."""
+    def free_settings(self) -> set[str]:
+        """The settings that do not make the method what it is: those at the default of their rule or stage."""
         parts = (*self.rules, *self.stages)
         return {f.name for part in parts for f in fields(part) if getattr(part, f.name) == f.default}  # type: ignore[arg-type]
 
@@ -171,5 +175,5 @@ def get(name: str, variant: str = "paper", **settings: Any) -> Method:
     if variant not in VARIANTS:
         raise SettingError(f"unknown variant '{variant}': {nearest(variant, VARIANTS)}")
     method = CATALOGUE[name]
-    free = method.left_as_the_paper_s()
+    free = method.free_settings()
     return method.with_settings({k: v for k, v in VARIANTS[variant].items() if k in free} | settings)

@@ -185,7 +185,7 @@ def test_a_deployment_with_tls_and_authenticated_nodes_that_comes_up_in_two_step
         finally:
             run.kill()
     assert "3 of 3 nodes are online: going on\nround 1: clients 3" in said.read_text()
-    assert "round 2: 3 clients" in said.read_text()
+    assert "round 2: clients 3" in said.read_text()
     assert "done after round 2, accuracy" in said.read_text()
     assert same(app / "runs/run-1", expected())
 

@@ -126,7 +126,7 @@ def test_records_without_weights_still_make_the_table_and_the_picture(pool: Pool
     assert picture.name == "rounds.svg"
 
 
-def test_columns_that_were_not_begun_are_named_below_the_table() -> None:
+def test_columns_without_a_finished_run_are_named_below_the_table() -> None:
     study = load_study("table1")
     rows = [
         table.Measured(("step", "fedavg", model), ours, (72.0, 0.25))
@@ -134,23 +134,37 @@ def test_columns_that_were_not_begun_are_named_below_the_table() -> None:
     ]
     text = table.markdown(study, "paper", rows, {})
     assert "| step | fedavg | 70.0 (n=1) | 72.0 ± 0.25 | -2.0 |" in text
-    assert text.endswith("Not run yet: resnet20.\n")
+    assert text.endswith("Not finished yet: resnet20.\n")
 
 
-def test_the_picture_by_round_has_a_line_for_each_method_and_its_own_colour(tmp_path: Path) -> None:
+def test_the_picture_by_round_has_a_line_for_each_method_in_its_own_colour(tmp_path: Path) -> None:
     study = load_study("table1")
-    places = [p for p in play.places(study, "smoke", 2, tmp_path) if p.cell[0] == "step" and p.cell[2] == "convnet"]
-    for place in places:
+    wanted = {("step", "fedavg", "convnet"), ("step", "fedbe-tuned", "convnet"), ("step", "1-ensemble", "convnet")}
+    places = [p for p in play.places(study, "paper", 2, tmp_path) if p.cell in wanted]
+    for place in places[:-1]:  # the last, FedBE tuned with seed 1, was not begun
         run.create(place.folder, place.recipe, place.recipe.method, place.seed, "float32")
-        lines = [{"round": r, "test": {"accuracy": 0.1 * r + 0.02 * place.seed}} for r in (1, 2)]
+        rounds = (1,) if place.cell[1] == "1-ensemble" else (1, 2)
+        lines = [{"round": r, "test": {"accuracy": 0.1 * r + 0.02 * place.seed}} for r in rounds]
         (place.folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     chart = by_round(study, places)
     assert chart is not None
     (panel,) = chart.panels
     assert panel.title == "step, convnet"
-    assert [s.label for s in panel.series] == ["1-ensemble", "fedavg"]
-    assert [(p.x, p.y, p.n) for p in panel.series[0].points] == [(1, pytest.approx(11), 2), (2, pytest.approx(21), 2)]
+    assert [(s.label, s.method, len(s.points)) for s in panel.series] == [
+        ("1-ensemble (n = 2)", "1-ensemble", 1),
+        ("fedavg (n = 2)", "fedavg", 2),
+        ("fedbe-tuned (n = 1)", "fedbe-tuned", 2),
+    ]
+    assert [(p.x, p.y, p.n) for p in panel.series[1].points] == [(1, pytest.approx(11), 2), (2, pytest.approx(21), 2)]
     assert "n = 2 seeds (0, 1)" in chart.shown
+
+
+def test_other_values_than_methods_have_colours_that_differ() -> None:
+    from fedbe.reproduce.rounds import _colours
+
+    colours = _colours(("fedavg", "CIFAR-10", "none"))
+    assert colours["fedavg"] == "fedavg"
+    assert len(set(colours.values())) == 3
 
 
 def test_two_views_of_one_run_are_one_run(tmp_path: Path) -> None:
@@ -256,7 +270,7 @@ def test_the_cost_of_a_run_is_its_images(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_run_that_two_cells_look_at_costs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "_speed", lambda *_: 1000.0)
     study = load_study("fig-ensemble")
-    once = sum(cost.run_seconds(study.recipe_for((m, "average"), "paper")) for m in ("resnet20", "convnet"))
+    once = sum(cost.run_seconds(study.recipe_for(("average", m), "paper")) for m in ("resnet20", "convnet"))
     assert cost.seconds(study, "paper") == pytest.approx(5 * once)
 
 

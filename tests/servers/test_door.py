@@ -288,6 +288,11 @@ class TestInputs:
         with pytest.raises(SettingError, match="BatchNorm cannot learn from a single input"):
             _round(server, module, replies(module))
 
+    def test_a_share_of_the_rounds_needs_their_number_before_anybody_trains(self, network, inputs_for):
+        with pytest.raises(SettingError, match="needs to know how many rounds there will be: give `rounds`"):
+            FedBE(network("mlp"), unlabeled=inputs_for("mlp"), variant="tuned")
+        assert FedBE(network("mlp"), unlabeled=inputs_for("mlp"), variant="tuned", rounds=10).rounds == 10
+
     def test_methods_that_distil_need_them(self, network):
         with pytest.raises(SettingError, match="FedBE distils on inputs that the server owns: give `unlabeled`"):
             FedBE(network("mlp"))

@@ -25,7 +25,8 @@ def resume(
     """`strategy.start(…)` that begins after the last round in the strategy's folder; from the start if there is none.
 
     Takes what `strategy.start` takes. `num_rounds` counts all rounds, those already played included; model, server
-    memory, clients' memories and seeds are those of an uninterrupted run. The result has this call's rounds.
+    memory, clients' memories and seeds are those of an uninterrupted run. The result has this call's rounds. Say the
+    same `num_rounds` as before where settings depend on it (`distill_until` below 1, as in the variant tuned).
     """
     state = strategy.journal.load()
     done = 0 if state is None else state.round

@@ -57,7 +57,7 @@ class CatalogueStrategy(FlowerFedAvg):
     ) -> None:
         super().__init__(**{name: arguments.pop(name) for name in _FLOWERS if name in arguments})
         module = model if isinstance(model, nn.Module) or not callable(model) else model()
-        self.server = server(self.method_name, module, **arguments)
+        self.server = server(self.method_name, module, **{"rounds": 1, **arguments})  # `play` knows how many there are
         self.method = self.server.method
         self.journal = Journal(folder, self.server)
         self.identify = bool(self.method.extras) if identify is None else identify

@@ -108,6 +108,7 @@ class Evaluation(Section):
 class Recipe(Section):
     """A whole experiment.
 
+    variant          paper, released or tuned: a named set of settings, over which the recipe's own win
     settings         of methods, by name; each method takes those that it has
     method_settings  settings for one method only: method_settings.fedbe.samples = 20
     """

@@ -11,6 +11,7 @@ LIGHT_DARK: dict[str, tuple[str, str]] = {
     "v-distillation": ("#c04a00", "#ff9d5c"),
     "1-ensemble": ("#806000", "#d9b648"),
     "fedbe-sgd": ("#1f74c9", "#a6cfff"),
+    "fedbe-tuned": ("#2d7a0f", "#8fd46a"),
     "fedprox": ("#0d8074", "#45c9b8"),
     "fedbe+fedprox": ("#05504a", "#8ee6da"),
     "fedavgm": ("#b03a86", "#f08cc8"),

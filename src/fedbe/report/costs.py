@@ -133,12 +133,13 @@ def _table(study: Study, columns: Mapping[str, Mapping[str, float]], unit: str, 
 
 
 def _mean(study: Study, value: Callable[[Record], float | None]) -> dict[str, float]:
-    """By method: the mean over all rounds of all its runs; methods without a value are left out."""
+    """By method: the mean over all rounds of all its runs, of which those without a value count as 0 (a phase that only
+    some rounds have); methods that never have one are left out."""
     found = {}
     for method in study.methods:
-        values = [v for t in study.of(method) for r in t.records if (v := value(r)) is not None]
-        if values:
-            found[method] = mean(values)
+        values = [value(r) for t in study.of(method) for r in t.records]
+        if any(v is not None for v in values):
+            found[method] = mean(v or 0.0 for v in values)
     return found
 
 

@@ -66,8 +66,8 @@ def teachers(study: Study) -> Chart | None:
         "teachers",
         "lines",
         _gap(panels[-1]),
-        "Test accuracy by round of the ensemble's vote, of the average of the clients' weights, and of the student "
-        f"that learned from the vote. {shown(study.trials)}.",
+        "Test accuracy by round of the ensemble's vote, of the average of the clients' weights, and of what the round "
+        f"ends with: the student that learned from the vote, if there is one. {shown(study.trials)}.",
         tuple(panels),
         points_table(rows, "Test accuracy, %"),
         "round",

@@ -1,5 +1,6 @@
 """The pictures of a report for papers: PNG, SVG or PDF by matplotlib, from the same data as the page."""
 
+import math
 import re
 from collections.abc import Sequence
 from io import BytesIO
@@ -51,10 +52,12 @@ def draw(chart: Chart, kind: str) -> bytes:
     }
     with rc_context({**looks, "axes.edgecolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT}):
         figure = Figure(_size(chart), dpi=200, layout="constrained")
-        rows = _rows(chart)
+        columns = _columns(chart)
         share: Any = _shared(chart)
-        grid = figure.subplots(rows, len(chart.panels) // rows, squeeze=False, sharex=share, sharey=share)
-        for panel, axes in zip(chart.panels, grid.flat, strict=True):
+        grid = figure.subplots(_rows(chart), columns, squeeze=False, sharex=share, sharey=share)
+        for unused in grid.flat[len(chart.panels) :]:
+            unused.set_visible(False)
+        for panel, axes in zip(chart.panels, grid.flat[: len(chart.panels)], strict=True):
             axes.spines[["top", "right"]].set_visible(False)
             axes.set_title(panel.title, loc="left", fontsize=8, fontweight="bold")
             DRAW[chart.kind](chart, panel, axes)
@@ -67,21 +70,29 @@ def draw(chart: Chart, kind: str) -> bytes:
 
 def _size(chart: Chart) -> tuple[float, float]:
     """In inches: a text column for one panel, a page for several."""
-    wide = min(7.2, 2.3 * len(chart.panels)) if len(chart.panels) > 1 else 4.6
+    wide = min(7.2, 2.4 * _columns(chart))
     if chart.kind == "bars":
         return max(4.6, wide), 1.1 + 0.28 * max(len(p.bars) for p in chart.panels)
     if chart.kind == "bubbles":
         return 4.6, min(9.0, 1.4 + 0.3 * len(chart.panels[0].rows))
     if chart.kind in PAIRED:
         return 5.4, 1.0 + (1.75 if chart.kind == "histogram" else 2.4) * _rows(chart)
-    return max(4.6, wide), 4.2 if chart.kind in ("dots", "triangle") else 3.0
+    return max(4.6, wide), 4.2 if chart.kind in ("dots", "triangle") else 0.7 + 2.3 * _rows(chart)
 
 
 PAIRED = ("histogram", "clouds")  # two panels beside each other, pair below pair
 
 
+def _columns(chart: Chart) -> int:
+    """Panels beside each other: two where they come in pairs or are four, else up to three; bars share their names."""
+    count = len(chart.panels)
+    if chart.kind == "bars":
+        return count
+    return min(count, 2 if chart.kind in PAIRED or count == 4 else 3)
+
+
 def _rows(chart: Chart) -> int:
-    return max(1, len(chart.panels) // 2) if chart.kind in PAIRED else 1
+    return math.ceil(len(chart.panels) / _columns(chart))
 
 
 def _shared(chart: Chart) -> bool | str:

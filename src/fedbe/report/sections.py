@@ -70,7 +70,7 @@ def _about(study: Study) -> tuple[str, ...]:
     facts = [
         f"Recipe {recipe.name}" + (f": {recipe.summary}" if recipe.summary else "") + ".",
         f"{recipe.data.source}, {recipe.split.kind} split, {recipe.split.clients} clients, {recipe.model.name}, "
-        f"{recipe.training.rounds} rounds; {seeds_of(study.trials)}; {infos[0].precision}.",
+        f"{recipe.training.rounds} rounds; variant {recipe.variant}; {seeds_of(study.trials)}; {infos[0].precision}.",
         f"fedbe {made('fedbe')}, commit {made('commit')}, torch {made('torch')}; {made('machine')}.",
     ]
     if late:

@@ -11,7 +11,7 @@ from fedbe.methods import CATALOGUE, Method
 from fedbe.recipes import Recipe
 from fedbe.recipes.load import dump
 from fedbe.report.spec import Point
-from fedbe.servers.stages import KeepMembers, Momentum
+from fedbe.servers.stages import Distill, KeepMembers, Momentum
 from fedbe.simulation import compare, run
 from fedbe.simulation.round import Record
 
@@ -67,11 +67,11 @@ def read_trial(folder: Path) -> Trial:
 
 
 def _ends_as(method: Method) -> str:
-    if method.needs_unlabeled:
+    if any(isinstance(stage, Distill) and stage.distill_until == 1 for stage in method.stages):
         return "student"
     if any(isinstance(stage, KeepMembers) for stage in method.stages):
         return "kept members' vote"
-    return "model" if any(isinstance(stage, Momentum) for stage in method.stages) else "average"
+    return "model" if any(isinstance(stage, Momentum | Distill) for stage in method.stages) else "average"
 
 
 def read_studies(folders: Iterable[Path]) -> list[Study]:

@@ -60,8 +60,8 @@ def run_seconds(recipe: Recipe) -> float:
     for stage in method.stages:
         if isinstance(stage, Distill):
             samples = stage.samples
-            asked = _voters(stage.members, samples, cohort)
-            work += stage.distill_until * server * (stage.server_epochs + asked * FORWARD_SHARE)
+            voters = _voters(stage.members, samples, cohort)
+            work += stage.distill_until * server * (stage.server_epochs + voters * FORWARD_SHARE)
     asked = 1 + _voters(recipe.evaluation.ensemble, samples, cohort) + cohort * recipe.evaluation.clients
     work += tests * asked * FORWARD_SHARE / recipe.evaluation.every
     settings = json.dumps(recipe.model.settings())

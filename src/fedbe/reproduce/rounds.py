@@ -1,11 +1,12 @@
-"""The picture of a study by round: a panel for each table cell but its last row axis, a line for each value of that."""
+"""A study by round, as a picture: a line for each value of the last row axis, a panel for each choice of the others."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fedbe.report.colours import LIGHT_DARK
 from fedbe.report.curves import points_table, shown, uneven
 from fedbe.report.spec import Chart, Panel, Series
-from fedbe.report.trials import Trial, over_seeds, read_trial
+from fedbe.report.trials import over_seeds, read_trial
 from fedbe.reproduce.analysis import look_up
 from fedbe.reproduce.play import Place
 from fedbe.reproduce.study import NAMES, Study
@@ -17,25 +18,27 @@ def by_round(study: Study, places: Sequence[Place]) -> Chart | None:
     if not study.metric_of_rounds:
         return None
     axis = study.order.index(study.rows[-1])
-    runs: dict[tuple[str, ...], dict[str, list[tuple[Trial, str]]]] = {}
-    for place in places:
-        if (place.folder / "run.json").exists():
-            panel = (*place.cell[:axis], *place.cell[axis + 1 :])
-            found = (read_trial(place.folder), study.metric_for(place.cell))
-            runs.setdefault(panel, {}).setdefault(place.cell[axis], []).append(found)
     colours = _colours(tuple(study.axes[study.rows[-1]]))
-    panels = [Panel(_title(panel), _series(lines, colours)) for panel, lines in runs.items()]
-    panels = [p for p in panels if any(len(s.points) > 1 for s in p.series)]
-    if not panels:
+    there = [place for place in places if (place.folder / "run.json").exists()]
+    panels: dict[str, list[Series]] = {}
+    for cell in dict.fromkeys(place.cell for place in there):
+        trials = [read_trial(place.folder) for place in there if place.cell == cell]
+        if points := over_seeds(trials, _percent(study.metric_for(cell))):
+            title = ", ".join(_name(value) for i, value in enumerate(cell) if i != axis)
+            panels.setdefault(title, []).append(Series(_name(cell[axis]), colours[cell[axis]], points))
+    kept = {title: lines for title, lines in panels.items() if any(len(s.points) > 1 for s in lines)}
+    if not kept:
         return None
-    trials = [trial for lines in runs.values() for found in lines.values() for trial, _ in found]
-    named = [Series(f"{p.title}, {s.label}", s.method, s.points) for p in panels for s in p.series]
+    if len({_seeds(s) for lines in kept.values() for s in lines}) > 1:
+        kept = {t: [replace(s, label=f"{s.label} (n = {_seeds(s)})") for s in lines] for t, lines in kept.items()}
+    named = [Series(f"{title}, {s.label}", s.method, s.points) for title, lines in kept.items() for s in lines]
     return Chart(
         "rounds",
         "lines",
         study.title,
-        f"{study.measured[0].upper()}{study.measured[1:]} by round. {shown(trials)}.",
-        tuple(panels),
+        f"{study.measured[0].upper()}{study.measured[1:]} by round. "
+        f"{shown([read_trial(place.folder) for place in there])}.",
+        tuple(Panel(title, tuple(lines)) for title, lines in kept.items()),
         points_table(named, study.measured),
         "round",
         study.measured.replace(" in percent", ", %"),
@@ -44,17 +47,16 @@ def by_round(study: Study, places: Sequence[Place]) -> Chart | None:
     )
 
 
-def _series(lines: dict[str, list[tuple[Trial, str]]], colours: dict[str, str]) -> tuple[Series, ...]:
-    found = ((name, over_seeds([t for t, _ in runs], _percent(runs[0][1]))) for name, runs in lines.items())
-    return tuple(Series(NAMES.get(name, name), colours[name], points) for name, points in found if len(points) > 1)
-
-
 def _percent(path: str) -> Callable[[Record], float | None]:
     return lambda record: 100 * float(look_up(record, path)) if path.partition(".")[0] in record else None
 
 
-def _title(panel: tuple[str, ...]) -> str:
-    return ", ".join(NAMES.get(value, value) for value in panel)
+def _seeds(series: Series) -> int:
+    return max(point.n for point in series.points)
+
+
+def _name(value: str) -> str:
+    return NAMES.get(value, value)
 
 
 def _colours(values: tuple[str, ...]) -> dict[str, str]:

@@ -60,8 +60,8 @@ def markdown(
 ) -> str:
     """A table with ours, the paper's and the difference in each cell; below it, what could not be run."""
     asked = list(dict.fromkeys(m.cell[-1] for m in rows))
-    begun = {m.cell[-1] for m in rows if m.ours}
-    columns = [c for c in asked if c in begun or not begun]
+    finished = {m.cell[-1] for m in rows if m.ours}
+    columns = [c for c in asked if c in finished or not finished]
     by_cell = {m.cell: m for m in rows}
     # On other data the paper's numbers would say nothing.
     known = {m.cell[-1] for m in rows if m.paper and scale != "smoke"}
@@ -85,11 +85,12 @@ def markdown(
             cells = (m.text, m.paper_text, m.difference) if m else ("–",) * 3
             shown += cells[: len(parts[column])]
         lines.append(f"| {' | '.join([*head, *shown])} |")
-    if len(columns) < len(asked):
-        lines += ["", f"Not run yet: {', '.join(c for c in asked if c not in columns)}."]
+    if left := [c for c in asked if c not in columns and c not in {cell[-1] for cell in missing}]:
+        lines += ["", f"Not finished yet: {', '.join(left)}."]
     if missing:
         lines += ["", *(f"Not run: {' / '.join(cell)}: {reason}." for cell, reason in missing.items())]
-    lines += [line for chart in charts for line in ("", f"![{chart.title}]({chart.id}.svg)", "", chart.shown)]
+    for chart in charts:
+        lines += ["", f"![{chart.title}]({chart.id}.svg)", "", f"{chart.shown} {chart.note}".strip()]
     return "\n".join(lines) + "\n"
 
 
@@ -130,8 +131,8 @@ def write(
     """table.md and table.csv in the study's folder, and for each chart (rounds, if there are several, and those of the
     analysis) its picture (SVG, PNG) and its numbers; returns the table and the pictures."""
     rows = collect(study, done)
-    courses = by_round(study, done)
-    charts = [*([courses] if courses else []), *charts]
+    picture = by_round(study, done)
+    charts = [*([picture] if picture else []), *charts]
     write_whole(root / "table.md", markdown(study, scale, rows, missing, charts).encode())
     write_whole(root / "table.csv", as_csv(study, rows).encode())
     for chart in charts:

@@ -49,7 +49,7 @@ class Context:
     """The server's means in one round.
 
     inputs, labels  the server's own data; labels are used for reports and by the oracle targets only
-    rounds          how many rounds there will be, if that is known (for step sizes that fall over them)
+    rounds          how many rounds there will be, if that is known (for distilling in a share of them)
     total_clients   how many clients there are in all, of which the updates are a part (SCAFFOLD)
     predictor       how members are asked; None asks the module on the bench
     progress        called with (phase, done, total)

@@ -80,6 +80,11 @@ class Server:
         self.labels = _labels(labels, self.inputs)
         if self.method.needs_unlabeled and self.inputs is None:
             raise SettingError(f"{self.method.title} distils on inputs that the server owns: give `unlabeled`")
+        if self.method.needs_rounds and rounds is None:
+            raise SettingError(
+                f"{self.method.title} with `distill_until` below 1 (as in the variant tuned) needs to know how many "
+                "rounds there will be: give `rounds`"
+            )
         if self.method.needs_unlabeled:
             self.bench.trainable()  # a model that cannot learn is refused now, not after the first vote
         self.round = 0

@@ -138,9 +138,7 @@ class Distill(Teacher, DistillSettings):
         if self.distill_until == 1:
             return True
         if rounds is None:
-            raise SettingError(
-                f"distill_until = {self.distill_until} needs to know how many rounds there will be: give `rounds`"
-            )
+            raise SettingError("`distill_until` needs to know how many rounds there will be: give `rounds`")
         # 0.3 · R in floating point can fall on the wrong side of a round.
         return round - 1 < self.distill_until * rounds - 1e-9
 
