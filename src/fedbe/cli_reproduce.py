@@ -28,6 +28,9 @@ def reproduce(
     show_list: Annotated[
         bool, typer.Option("--list", help="List the studies with their cost on this machine.")
     ] = False,
+    train: Annotated[
+        bool, typer.Option(help="--no-train: only write table and picture of the runs that are there.")
+    ] = True,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; default: one a core.")] = None,
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or auto.")] = "auto",
     runs: Annotated[Path, typer.Option(help="Where result folders are made.")] = Path("runs"),
@@ -53,14 +56,16 @@ def reproduce(
     root = runs / f"reproduce-{name}-{chosen}"
     everywhere = list(play.places(study, chosen, seeds or study.limits(chosen).seeds, root))
     wanted = study.wanted(only or (), chosen)
-    todo = [place for place in everywhere if place.cell in wanted]
+    play.check(everywhere)  # also those that are not wanted now: the table shows all that is there
+    todo = [place for place in everywhere if place.cell in wanted and train]
     root.mkdir(parents=True, exist_ok=True)
     left = {place.folder: play.rounds_left(place) for place in todo}  # cells that share a run have one folder
     seen = observer(sum(left.values()), quiet=quiet, console=err)
-    with interruptible() as stopped, Pool(workers or cores()) as pool:
-        whole, missing = play.play(todo, pool, seen, resolve_precision(precision), stopped)
-        charts: list[Chart] = []
-        if whole and study.analysis:
+    whole, missing, charts = True, dict[tuple[str, ...], str](), list["Chart"]()
+    with interruptible() as stopped, Pool(workers or cores()) if todo else nullcontext() as pool:
+        if pool:
+            whole, missing = play.play(todo, pool, seen, resolve_precision(precision), stopped)
+        if pool and whole and study.analysis:
             with nullcontext() if quiet else err.status("looking at what was trained"):
                 whole, unseen, charts = analysis.analyse(study, todo, pool, stopped)
             missing = {**unseen, **missing}

@@ -3,9 +3,11 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -124,6 +126,23 @@ def test_records_without_weights_still_make_the_table_and_the_picture(pool: Pool
     again, (picture,) = table.write(study, "smoke", places, {}, tmp_path)
     assert again.read_text() == text
     assert picture.name == "rounds.svg"
+
+
+def test_no_train_draws_what_is_there_and_checks_that_it_is_the_study_s(tmp_path: Path) -> None:
+    def reproduce(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["reproduce", "table1", "--scale", "smoke", "--runs", str(tmp_path), *arguments])
+
+    only = [word for value in ("step", "fedavg", "convnet") for word in ("--only", value)]
+    assert reproduce(*only, "--quiet").exit_code == 0
+    folders = sorted(tmp_path.rglob("run.json"))
+    told = reproduce("--no-train")
+    assert told.exit_code == 0
+    assert "| step | 1-ensemble | – |" in told.stdout
+    assert re.search(r"\| step \| fedavg \| \d+\.\d \(n=1\) \|", told.stdout)
+    assert sorted(tmp_path.rglob("run.json")) == folders
+    other = reproduce("--no-train", "--set", "training.epochs=3")
+    assert isinstance(other.exception, RunError)
+    assert "was run with other settings" in str(other.exception)
 
 
 def test_columns_without_a_finished_run_are_named_below_the_table() -> None:

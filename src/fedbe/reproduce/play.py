@@ -1,6 +1,6 @@
 """Play the cells of a study that are not done yet; what cannot be run is said, with the reason."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,16 +52,24 @@ def play(
             continue
         if not (place.folder / "run.json").exists():
             run.create(place.folder, place.recipe, place.recipe.method, place.seed, precision)
-        if _means(run.read_recipe(place.folder), run.read_info(place.folder)) != _means(place.recipe, place):
-            raise RunError(
-                f"{place.folder} was run with other settings than this study has now: move it away, or choose another "
-                "folder with --runs"
-            )
+        check([place])
         if run.read_info(place.folder).finished is not None:
             continue
         if not run.execute(place.folder, pool, observer, should_stop=should_stop, task=task):
             return False, missing
     return True, missing
+
+
+def check(places: Iterable[Place]) -> None:
+    """A run with other settings than the study's must not be passed off as the study's."""
+    for place in places:
+        if not (place.folder / "run.json").exists():
+            continue
+        if _means(run.read_recipe(place.folder), run.read_info(place.folder)) != _means(place.recipe, place):
+            raise RunError(
+                f"{place.folder} was run with other settings than this study has now: move it away, choose another "
+                "folder with --runs, or say what is different with --set"
+            )
 
 
 def _means(recipe: Recipe, who: Place | RunInfo) -> tuple[dict[str, object], dict[str, object], str, int]:
