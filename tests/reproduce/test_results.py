@@ -1,0 +1,36 @@
+"""The committed results are what their records say."""
+
+from pathlib import Path
+
+import pytest
+
+from fedbe.reproduce import play, table
+from fedbe.reproduce.rounds import by_round
+from fedbe.reproduce.study import load_study
+from fedbe.simulation import run
+
+RESULTS = Path(__file__).parents[2] / "results"
+STUDIES = {"table1": ("training.epochs=5",)}  # with what was changed: results/README.md says why
+
+
+@pytest.mark.parametrize(("name", "changes"), STUDIES.items())
+def test_the_table_is_made_of_the_records_beside_it(name: str, changes: tuple[str, ...]) -> None:
+    study, root = load_study(name).with_changes(changes), RESULTS / f"reproduce-{name}-paper"
+    places = list(play.places(study, "paper", 3, root))
+    play.check(places)
+    picture = by_round(study, places)
+    assert picture is not None
+    rows = table.collect(study, places)
+    assert (root / "table.md").read_text() == table.markdown(study, "paper", rows, {}, [picture])
+    assert sum(len(row.ours) for row in rows) == len(list(root.rglob("run.json")))
+
+
+def test_every_record_is_whole_and_of_a_clean_commit() -> None:
+    folders = [path.parent for path in RESULTS.rglob("run.json")]
+    assert folders
+    for folder in folders:
+        info, recipe = run.read_info(folder), run.read_recipe(folder)
+        rounds = 1 if recipe.method_for(info.method).one_round else recipe.training.rounds
+        assert [r["round"] for r in run.read_rounds(folder)] == list(range(1, rounds + 1))
+        assert info.finished is not None
+        assert len(info.made_with["commit"]) == 40  # " and uncommitted changes" would follow
