@@ -6,7 +6,6 @@ Each tuning seed holds out another fifth of the *training* part of digits and me
 looked at. Further arguments change the recipe. Prints a line for each setting: mean ± std over the seeds.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from itertools import product
@@ -18,6 +17,7 @@ from fedbe.errors import AggregationError
 from fedbe.recipes import load
 from fedbe.simulation import run
 from fedbe.simulation.federation import prepare
+from fedbe.simulation.machine import cores
 from fedbe.simulation.round import RunState, play_round
 from fedbe.simulation.workers import Pool
 
@@ -49,7 +49,7 @@ def accuracy(pool: Pool, method: str, seed: int, changes: Sequence[str]) -> floa
 
 def main(method: str, changes: list[str]) -> None:
     names, values = zip(*GRIDS[method].items(), strict=True)
-    with Pool(os.cpu_count() or 1) as pool:
+    with Pool(cores()) as pool:
         for chosen in product(*values):
             setting = [f"{n}={v}" for n, v in zip(names, chosen, strict=True)]
             if method != "fedavg":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from fedbe.errors import SettingError, nearest
+from fedbe.errors import RunError, SettingError, nearest
 from fedbe.simulation.warm import warm_up
 
 if TYPE_CHECKING:
@@ -56,8 +56,11 @@ def reproduce(
     root = runs / f"reproduce-{name}-{chosen}"
     everywhere = list(play.places(study, chosen, seeds or study.limits(chosen).seeds, root))
     wanted = study.wanted(only or (), chosen)
-    play.check(everywhere)  # also those that are not wanted now: the table shows all that is there
     todo = [place for place in everywhere if place.cell in wanted and train]
+    beside = [place for place in everywhere if (place.folder / "run.json").exists()]
+    play.check([*todo, *beside], resolve_precision(precision))  # the table shows all that is there, wanted now or not
+    if not train and not root.is_dir():
+        raise RunError(f"there is no {root}: nothing to draw; leave out --no-train, or choose a folder with --runs")
     root.mkdir(parents=True, exist_ok=True)
     left = {place.folder: play.rounds_left(place) for place in todo}  # cells that share a run have one folder
     seen = observer(sum(left.values()), quiet=quiet, console=err)

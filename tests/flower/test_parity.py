@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fedbe.errors import RunError
 from fedbe.flower import client_app, resume, strategy, to_record
 from fedbe.methods import CATALOGUE
 from fedbe.recipes import load
@@ -124,15 +125,38 @@ def test_flower_is_the_simulator(method, simulated, flower, tmp_path, recipe, fe
 
 @pytest.mark.parametrize("method", [m for m in CATALOGUE if not CATALOGUE[m].one_round])
 def test_a_stopped_federation_goes_on_with_new_nodes_and_ends_the_same(method, simulated, flower):
-    """Each round is a run of its own, as after a crash: new strategy, new node contexts, only the folder stays."""
-    for rounds in (1, 2, 3):
+    """It crashes after each round: new strategy, new node contexts, only the folder stays."""
+
+    for last in (1, 2, 3):
         ours, grid, arrays, _ = flower(method)
-        result = resume(ours, grid, arrays, rounds)
-        assert list(result.train_metrics_clientapp) == [rounds]
+
+        def crash(number, _, last=last):
+            if number == last < 3:
+                raise KeyboardInterrupt
+
+        if last < 3:
+            with pytest.raises(KeyboardInterrupt):
+                resume(ours, grid, arrays, 3, evaluate_fn=crash)
+        else:
+            result = resume(ours, grid, arrays, 3)
+    assert list(result.train_metrics_clientapp) == [3]
     layout = ours.server.bench.layout
     assert same(layout.pack(result.arrays.to_torch_state_dict()), simulated(method).model)
     again = resume(flower(method)[0], grid, arrays, 3)  # there is nothing left to do
     assert same(layout.pack(again.arrays.to_torch_state_dict()), simulated(method).model)
+
+
+def test_another_number_of_rounds_is_refused_where_it_would_be_another_training(flower):
+    ours, grid, arrays, _ = flower("fedbe")
+    resume(ours, grid, arrays, 1)
+    with pytest.raises(RunError, match="number of rounds"):
+        resume(flower("fedbe")[0], grid, arrays, 3)
+
+
+def test_other_methods_can_be_given_more_rounds(flower):
+    ours, grid, arrays, _ = flower("fedavg")
+    resume(ours, grid, arrays, 1)
+    assert list(resume(flower("fedavg")[0], grid, arrays, 2).train_metrics_clientapp) == [2]
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedbe+scaffold"])

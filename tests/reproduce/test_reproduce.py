@@ -145,6 +145,25 @@ def test_no_train_draws_what_is_there_and_checks_that_it_is_the_study_s(tmp_path
     assert "was run with other settings" in str(other.exception)
 
 
+def test_no_train_makes_no_folder_where_there_is_none(tmp_path: Path) -> None:
+    told = CliRunner().invoke(app, ["reproduce", "table1", "--no-train", "--runs", str(tmp_path / "typo")])
+    assert isinstance(told.exception, RunError)
+    assert "nothing to draw" in str(told.exception)
+    assert not (tmp_path / "typo").exists()
+
+
+def test_two_precisions_are_not_averaged(pool: Pool, tmp_path: Path) -> None:
+    one, two, *_ = play.places(load_study("table3"), "smoke", 1, tmp_path)
+    run.create(one.folder, one.recipe, one.recipe.method, 0, "bfloat16")
+    with pytest.raises(RunError, match="must have one precision"):
+        play.play([one, two], pool, Nobody(), "float32", lambda: False)
+    assert not two.folder.exists()
+    play.check([one, two])
+    run.create(two.folder, two.recipe, two.recipe.method, 0, "float32")
+    with pytest.raises(RunError, match="must have one precision"):
+        play.check([one, two])
+
+
 def test_columns_without_a_finished_run_are_named_below_the_table() -> None:
     study = load_study("table1")
     rows = [

@@ -29,7 +29,7 @@ class Journal:
 
     def __init__(self, folder: Path | str | None, server: Server) -> None:
         self.folder = None if folder is None else Path(folder)
-        self._identity = _identity(server)
+        self._server = server
 
     def begin(self) -> None:
         """A new run must not mix with an old one."""
@@ -44,7 +44,7 @@ class Journal:
         if self.folder is None:
             raise RunError("there is nothing to resume from: give the strategy a `folder`")
         self._make()
-        state = checkpoint.latest(self.folder, self._identity)
+        state = checkpoint.latest(self.folder, _identity(self._server))
         path = self.folder / "rounds.jsonl"
         if path.exists():
             done = 0 if state is None else state.round
@@ -55,7 +55,7 @@ class Journal:
     def save(self, state: RunState, line: dict[str, Any]) -> None:
         if self.folder is not None:
             append_line(self.folder / "rounds.jsonl", line)
-            checkpoint.save(self.folder, state, self._identity)
+            checkpoint.save(self.folder, state, _identity(self._server))
 
     def nodes(self, online: int, needed: int) -> None:
         """For who follows the run: the server waits, or has waited, for nodes."""
@@ -100,4 +100,6 @@ def _identity(server: Server) -> dict[str, str]:
         "unlabeled inputs": str(0 if server.inputs is None else len(server.inputs)),
         "fedbe": fedbe.__version__,
         "torch": torch.__version__,
+        # Where only a share of the rounds distils, another number of rounds would be another training.
+        **({"number of rounds": str(server.rounds)} if server.method.needs_rounds else {}),
     }

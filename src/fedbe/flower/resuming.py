@@ -25,9 +25,10 @@ def resume(
     """`strategy.start(…)` that begins after the last round in the strategy's folder; from the start if there is none.
 
     Takes what `strategy.start` takes. `num_rounds` counts all rounds, those already played included; model, server
-    memory, clients' memories and seeds are those of an uninterrupted run. The result has this call's rounds. Say the
-    same `num_rounds` as before where settings depend on it (`distill_until` below 1, as in the variant tuned).
+    memory, clients' memories and seeds are those of an uninterrupted run. The result has this call's rounds. Where
+    settings depend on `num_rounds` (`distill_until` below 1, as in the variant tuned) another number is refused.
     """
+    strategy.server.rounds = num_rounds
     state = strategy.journal.load()
     done = 0 if state is None else state.round
     if state is not None:

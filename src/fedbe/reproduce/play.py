@@ -43,6 +43,7 @@ def play(
     todo: list[Place], pool: Pool, observer: Observer, precision: str, should_stop: Callable[[], bool]
 ) -> tuple[bool, dict[tuple[str, ...], str]]:
     """(all played, reasons why cells could not be). Finished runs are not played again; stopped ones go on."""
+    check(todo, precision)
     missing: dict[tuple[str, ...], str] = {}
     tasks: dict[str, Task | str] = {}
     for place in todo:
@@ -52,7 +53,6 @@ def play(
             continue
         if not (place.folder / "run.json").exists():
             run.create(place.folder, place.recipe, place.recipe.method, place.seed, precision)
-        check([place])
         if run.read_info(place.folder).finished is not None:
             continue
         if not run.execute(place.folder, pool, observer, should_stop=should_stop, task=task):
@@ -60,16 +60,23 @@ def play(
     return True, missing
 
 
-def check(places: Iterable[Place]) -> None:
-    """A run with other settings than the study's must not be passed off as the study's."""
+def check(places: Iterable[Place], precision: str | None = None) -> None:
+    """A run with other settings than the study's must not be passed off as the study's, nor two precisions as one;
+    `precision` is that of the runs that are still to be made."""
+    precisions: dict[str, Path] = {}
     for place in places:
         if not (place.folder / "run.json").exists():
+            precisions |= {precision: place.folder} if precision else {}
             continue
+        precisions.setdefault(run.read_info(place.folder).precision, place.folder)
         if _means(run.read_recipe(place.folder), run.read_info(place.folder)) != _means(place.recipe, place):
             raise RunError(
                 f"{place.folder} was run with other settings than this study has now: move it away, choose another "
                 "folder with --runs, or say what is different with --set"
             )
+    if len(precisions) > 1:
+        told = ", ".join(f"{folder} in {name}" for name, folder in precisions.items())
+        raise RunError(f"runs of one study must have one precision: {told}; move some away, or choose another --runs")
 
 
 def _means(recipe: Recipe, who: Place | RunInfo) -> tuple[dict[str, object], dict[str, object], str, int]:
