@@ -154,3 +154,19 @@ def test_data_that_is_not_here_leaves_out_the_split_alone(make_run, recipe) -> N
     section = section_of(make_run("gone", "fedavg", [0.4], recipe=gone))
     assert "split" not in {c.id for c in section.charts}
     assert any(m.startswith("The split is not shown, because its data is not here") for m in section.missing)
+
+
+def test_a_run_that_distils_in_some_rounds_ends_with_a_model_and_its_phases_add_up(make_run, recipe) -> None:  # type: ignore[no-untyped-def]
+    """FedBE tuned, three rounds, of which one distils: 0.3 s of learning in it, nothing in the others."""
+    tuned = recipe.model_copy(update={"variant": "tuned"})
+    folder = make_run("tuned", "fedbe", [0.5, 0.6, 0.7], recipe=tuned)
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        line["seconds"] = {k: v for k, v in line["seconds"].items() if k not in ("fit", "ensemble", "distill")}
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    section = section_of(folder)
+    charts = {chart.id: chart for chart in section.charts}
+    (row,) = charts["seconds"].table.rows
+    assert row[charts["seconds"].table.columns.index("student learns, s")] == "0.1000"
+    assert [s.label for s in charts["teachers"].panels[0].series] == ["model", "ensemble", "average"]
+    assert "variant tuned" in " ".join(section.about)

@@ -9,7 +9,7 @@ from PIL import Image
 
 from fedbe.report import build, read_studies
 from fedbe.report.figures import DRAW, _wrapped, draw, write_figures
-from fedbe.report.spec import Chart
+from fedbe.report.spec import Chart, Panel, Point, Series, Table
 
 STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
@@ -56,3 +56,13 @@ def test_a_bar_stands_in_the_row_of_its_method(charts: dict[str, Chart]) -> None
 def test_a_number_stays_with_its_unit() -> None:
     figure = Figure((4.0, 3.0))
     assert _wrapped("clients are 82 % sure, samples 69 %", figure, 3.5) == "clients are\n82 % sure,\nsamples 69 %"
+
+
+@pytest.mark.parametrize(("panels", "inches"), [(1, (4.6, 3.0)), (3, (7.2, 3.0)), (4, (4.8, 5.3)), (10, (7.2, 9.9))])
+def test_many_panels_stand_in_several_rows(panels: int, inches: tuple[float, float]) -> None:
+    lines = (Series("a", "fedavg", tuple(Point(x, x, None, None, 1) for x in (1, 2))),)
+    chart = Chart("x", "lines", "title", "shown", tuple(Panel(f"p{i}", lines) for i in range(panels)), Table((), ()))
+    drawn = draw(chart, "png")
+    assert Image.open(io.BytesIO(drawn)).size == tuple(round(200 * side) for side in inches)
+    text = draw(chart, "svg").decode()
+    assert all(f">p{i}<" in text for i in range(panels))
