@@ -184,8 +184,9 @@ def test_the_picture_by_round_has_a_line_for_each_method_in_its_own_colour(tmp_p
         rounds = (1,) if place.cell[1] == "1-ensemble" else (1, 2)
         lines = [{"round": r, "test": {"accuracy": 0.1 * r + 0.02 * place.seed}} for r in rounds]
         (place.folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    chart = by_round(study, places)
+    chart = by_round(study.with_changes(["training.lr=1"]), "paper", places)
     assert chart is not None
+    assert chart.title == "Table 1: non-i.i.d. CIFAR-10; scale paper, training.lr=1"
     (panel,) = chart.panels
     assert panel.title == "step, convnet"
     assert [(s.label, s.method, len(s.points)) for s in panel.series] == [

@@ -18,7 +18,7 @@ def test_the_table_is_made_of_the_records_beside_it(name: str, changes: tuple[st
     study, root = load_study(name).with_changes(changes), RESULTS / f"reproduce-{name}-paper"
     places = list(play.places(study, "paper", 3, root))
     play.check(places)
-    picture = by_round(study, places)
+    picture = by_round(study, "paper", places)
     assert picture is not None
     rows = table.collect(study, places)
     assert (root / "table.md").read_text() == table.markdown(study, "paper", rows, {}, [picture])

@@ -9,11 +9,11 @@ from fedbe.report.spec import Chart, Panel, Series
 from fedbe.report.trials import over_seeds, read_trial
 from fedbe.reproduce.analysis import look_up
 from fedbe.reproduce.play import Place
-from fedbe.reproduce.study import NAMES, Study
+from fedbe.reproduce.study import NAMES, Scale, Study
 from fedbe.simulation.round import Record
 
 
-def by_round(study: Study, places: Sequence[Place]) -> Chart | None:
+def by_round(study: Study, scale: Scale, places: Sequence[Place]) -> Chart | None:
     """The study's metric after every round, of all runs as far as they are; none if no run has two rounds of it."""
     if not study.metric_of_rounds:
         return None
@@ -35,7 +35,8 @@ def by_round(study: Study, places: Sequence[Place]) -> Chart | None:
     return Chart(
         "rounds",
         "lines",
-        study.title,
+        # A picture travels without its table: it must not pass a smaller scale off as the paper's.
+        f"{study.title}; {', '.join((f'scale {scale}', *study.extra))}",
         f"{study.measured[0].upper()}{study.measured[1:]} by round. "
         f"{shown([read_trial(place.folder) for place in there])}.",
         tuple(Panel(title, tuple(lines)) for title, lines in kept.items()),

@@ -131,7 +131,7 @@ def write(
     """table.md and table.csv in the study's folder, and for each chart (rounds, if there are several, and those of the
     analysis) its picture (SVG, PNG) and its numbers; returns the table and the pictures."""
     rows = collect(study, done)
-    picture = by_round(study, done)
+    picture = by_round(study, scale, done)
     charts = [*([picture] if picture else []), *charts]
     write_whole(root / "table.md", markdown(study, scale, rows, missing, charts).encode())
     write_whole(root / "table.csv", as_csv(study, rows).encode())
