@@ -1,5 +1,6 @@
 """`fedbe …`: the command line. Heavy modules are imported by the commands that need them, so that help is instant."""
 
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -218,6 +219,7 @@ def _train(folder: Path, workers: int | None, quiet: bool, tensorboard: bool) ->
     from fedbe.watching import All, TensorBoard, observer
 
     comparison = several.is_comparison(folder)
+    together = folder / "first-round" if comparison else None
     cells = [c for c in (several.cells(folder) if comparison else [folder]) if not single.read_info(c).finished]
     seen = observer(sum(single.rounds_left(cell) for cell in cells), quiet=quiet, console=err)
     if cells:
@@ -225,28 +227,30 @@ def _train(folder: Path, workers: int | None, quiet: bool, tensorboard: bool) ->
         with interruptible() as stopped, Pool(workers or cores()) as pool:
             for cell in cells:
                 watchers = All([seen, TensorBoard(cell)]) if tensorboard else seen
-                if not single.execute(cell, pool, watchers, should_stop=stopped, task=task):
+                if not single.execute(cell, pool, watchers, should_stop=stopped, task=task, first_round=together):
                     err.print(f"stopped, nothing is lost; go on with: fedbe resume {folder}")
                     raise typer.Exit(130)
+        if together:
+            shutil.rmtree(together, ignore_errors=True)
     _show_comparison(folder) if comparison else _show_run(folder)
 
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks to stop after this round, the second stops at once; what is yielded says if one came."""
+    """The first Ctrl-C asks to stop after this step, the second stops at once; what is yielded says if one came."""
     came: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         came.append(number)
         if len(came) > 1:
             raise KeyboardInterrupt
-        err.print("\nstopping after this round; press Ctrl-C again to stop at once and lose this round only")
+        err.print("\nstopping when the current step is done; press Ctrl-C again to stop at once")
 
     before = signal.signal(signal.SIGINT, note)
     try:
         yield lambda: bool(came)
     except KeyboardInterrupt:
-        err.print("stopped at once; everything up to the last finished round is kept")
+        err.print("stopped at once; every finished round is kept, and the clients that are done")
         raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGINT, before)

@@ -133,7 +133,7 @@ def test_stopped_by_ctrl_c_and_by_kill_9_and_resumed_it_ends_like_a_straight_run
     screen = Terminal(["run", *settings, "--name", "stopped"], tmp_path)
     screen.read_until(r"1/6")
     screen.type(b"\x03")
-    screen.read_until("stopping after this round")
+    screen.read_until("stopping when the current step is done")
     assert screen.wait() == 130
     assert "fedbe resume runs/stopped" in screen.text
     assert "Traceback" not in screen.text

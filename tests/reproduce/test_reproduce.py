@@ -215,10 +215,9 @@ def test_two_views_of_one_run_are_one_run(tmp_path: Path) -> None:
 def test_a_stopped_study_goes_on(pool: Pool, tmp_path: Path) -> None:
     study = load_study("table3")
     places = list(play.places(study, "smoke", 1, tmp_path))
-    answers = iter([False, True])
-    whole, _ = play.play(places, pool, Nobody(), "float32", lambda: next(answers, True))
+    whole, _ = play.play(places, pool, Nobody(), "float32", lambda: play.rounds_left(places[0]) == 0)
     assert not whole
-    assert sum(play.rounds_left(p) for p in places) > 0
+    assert [play.rounds_left(p) for p in places] == [0] + [2] * (len(places) - 1)
     half = table.markdown(study, "smoke", table.collect(study, places), {})
     assert "| – |" in half
     _play("table3", pool, tmp_path)
@@ -304,6 +303,31 @@ def test_the_cost_of_a_run_is_its_images(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(cost, "_speed", lambda *_: 1000.0)
     recipe = load("cifar10-step", ("training.rounds=1", "training.epochs=2"))
     assert cost.run_seconds(recipe) == pytest.approx(346)
+
+
+def test_runs_that_begin_alike_train_their_first_round_once(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "_speed", lambda *_: 1000.0)
+    study = load_study("one-round")
+    recipes = [study.recipe_for(cell, "paper") for cell in study.cells("paper")]
+    training = 40_000 * 200 / 1000
+    assert cost.seconds(study, "paper") == pytest.approx(5 * (sum(map(cost.run_seconds, recipes)) - 6 * training))
+
+    monkeypatch.setattr("fedbe.simulation.round.WORTH_SECONDS", -1.0)
+    trained: list[int] = []
+    plain = Pool.map
+
+    def noted(self: Pool, jobs: Any, **options: Any) -> Any:
+        if "should_stop" in options:  # only training can be stopped
+            trained.extend(job.client for job in jobs if job.round == 1)
+        return plain(self, jobs, **options)
+
+    monkeypatch.setattr(Pool, "map", noted)
+    _, places = _play("one-round", pool, tmp_path)
+    assert len({p.folder for p in places}) == 3
+    assert sorted(trained) == list(range(10))
+    assert not (tmp_path / "first-round").exists()
 
 
 def test_a_run_that_two_cells_look_at_costs_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,11 @@ class Silent:
 
     def end(self) -> None: ...
 
+    def rounds_ended(self, count: int) -> Callable[[], bool]:
+        """For `should_stop`: have that many more rounds ended?"""
+        goal = len(self.records) + count
+        return lambda: len(self.records) >= goal
+
 
 @pytest.fixture(scope="session")
 def small() -> Recipe:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,16 +76,15 @@ def test_another_recipe_code_or_data_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_edited_recipe_is_refused_and_nothing_is_lost(
-    tmp_path: Path, small: Recipe, pool: Pool, silent: object
+    tmp_path: Path, small: Recipe, pool: Pool, silent: Any
 ) -> None:
     folder = run.create(tmp_path / "edited", small, "fedavg", 0, "float32")
-    stop_after_one = iter([False, True])
-    assert not run.execute(folder, pool, silent, should_stop=lambda: next(stop_after_one))  # type: ignore[arg-type]
+    assert not run.execute(folder, pool, silent, should_stop=silent.rounds_ended(1))
     recipe = folder / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("\nlr = ", "\nlr = 1"))
     before = [p.read_bytes() for p in checkpoint.found(folder)]
     with pytest.raises(RunError, match="its recipe was"):
-        run.execute(folder, pool, silent)  # type: ignore[arg-type]
+        run.execute(folder, pool, silent)
     assert [p.read_bytes() for p in checkpoint.found(folder)] == before
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,25 +46,19 @@ def test_another_seed_is_another_run(play: Play, identical: Identical) -> None:
 
 @pytest.mark.parametrize("method", [m for m in CATALOGUE if not CATALOGUE[m].one_round])
 def test_a_run_stopped_after_every_round_ends_like_a_straight_one(
-    method: str, play: Play, identical: Identical, tmp_path: Path, small: Recipe, pool: Pool, silent: object
+    method: str, play: Play, identical: Identical, tmp_path: Path, small: Recipe, pool: Pool, silent: Any
 ) -> None:
     straight = play("straight", method)
     stopped = run.create(tmp_path / "stopped", small, method, 0, "float32")
     for rounds in (1, 2):
-        asked: list[int] = []
-
-        def after_one_round(asked: list[int] = asked) -> bool:
-            asked.append(1)
-            return len(asked) > 1
-
-        assert not run.execute(stopped, pool, silent, should_stop=after_one_round)  # type: ignore[arg-type]
+        assert not run.execute(stopped, pool, silent, should_stop=silent.rounds_ended(1))
         assert len(run.read_rounds(stopped)) == rounds
-    assert run.execute(stopped, pool, silent)  # type: ignore[arg-type]
+    assert run.execute(stopped, pool, silent)
     assert identical(straight, stopped)
 
 
 def test_a_worker_killed_in_the_middle_changes_nothing(
-    play: Play, identical: Identical, tmp_path: Path, small: Recipe, silent: object
+    play: Play, identical: Identical, tmp_path: Path, small: Recipe, silent: Any
 ) -> None:
     straight = play("straight", "fedbe+scaffold")
     folder = run.create(tmp_path / "killed", small, "fedbe+scaffold", 0, "float32")
@@ -81,7 +76,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing(
 
         killer = threading.Thread(target=kill_now_and_then)
         killer.start()
-        assert run.execute(folder, workers, silent)  # type: ignore[arg-type]
+        assert run.execute(folder, workers, silent)
         killer.join()
         assert first.isdisjoint(workers.pids) or len(killed) == 4
     assert identical(straight, folder)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,15 +152,14 @@ def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path: Path, small: R
         run.create(tmp_path / "file" / "run", small, "fedavg", 0, "float32")
 
 
-def test_a_full_disk_loses_nothing(tmp_path: Path, small: Recipe, pool: Pool, silent: object) -> None:
+def test_a_full_disk_loses_nothing(tmp_path: Path, small: Recipe, pool: Pool, silent: Any) -> None:
     """A limit on file sizes is a full disk that needs no disk: the checkpoint cannot be written."""
     folder = run.create(tmp_path / "full", small, "fedavg", 0, "float32")
-    stop_after_one = iter([False, True])
-    run.execute(folder, pool, silent, should_stop=lambda: next(stop_after_one))  # type: ignore[arg-type]
+    run.execute(folder, pool, silent, should_stop=silent.rounds_ended(1))
     before = {p.name: p.read_bytes() for p in folder.glob("checkpoint-*")}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    class FillsTheDisk(type(silent)):  # type: ignore[misc]
+    class FillsTheDisk(type(silent)):
         def phase(self, round: int, phase: str, done: int, total: int) -> None:  # noqa: ARG002
             if phase == "evaluate":
                 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
@@ -171,10 +171,10 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, small: Recipe, pool: Pool, si
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert {p.name: p.read_bytes() for p in folder.glob("checkpoint-*")} == before
     assert not list(folder.glob(".*.part"))
-    assert run.execute(folder, pool, silent)  # type: ignore[arg-type]
+    assert run.execute(folder, pool, silent)
 
 
-def test_two_processes_must_not_train_one_run(tmp_path: Path, small: Recipe, pool: Pool, silent: object) -> None:
+def test_two_processes_must_not_train_one_run(tmp_path: Path, small: Recipe, pool: Pool, silent: Any) -> None:
     folder = run.create(tmp_path / "locked", small, "fedavg", 0, "float32")
     holder = (
         "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); "
@@ -186,7 +186,7 @@ def test_two_processes_must_not_train_one_run(tmp_path: Path, small: Recipe, poo
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         with pytest.raises(RunError, match="is being trained by another process"):
-            run.execute(folder, pool, silent)  # type: ignore[arg-type]
+            run.execute(folder, pool, silent)
         other.communicate()
 
 

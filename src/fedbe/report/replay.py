@@ -61,9 +61,14 @@ class _Here:
     def __init__(self, simulation: Callable[[], Simulation]) -> None:
         self._simulation = simulation
 
-    def map(self, jobs: Iterable[Job], **_: object) -> Iterator[Outcome]:
+    def map(
+        self, jobs: Iterable[Job], done: Callable[[int, Outcome], None] = lambda *_: None, **_: object
+    ) -> Iterator[Outcome]:
         sim = self._simulation()
-        return (Done(job.run(sim.federation, sim.bench)) for job in jobs)
+        for number, job in enumerate(jobs):
+            outcome = Done(job.run(sim.federation, sim.bench))
+            done(number, outcome)
+            yield outcome
 
 
 class _Caught:

@@ -35,26 +35,38 @@ def seconds(study: Study, scale: Scale) -> float:
 
 
 def seconds_by_column(study: Study, scale: Scale) -> dict[str, float]:
-    """One seed, by the value of the columns; a run that several cells look at counts once, in the first of them."""
+    """One seed, by the value of the columns; a run that several cells look at counts once, in the first of them, and so
+    does the first round's training, which runs that begin alike share."""
     runs: dict[str, tuple[str, Recipe]] = {}
     for cell in study.cells(scale):
         recipe = study.recipe_for(cell, scale)
         runs.setdefault(recipe.model_dump_json(), (cell[-1], recipe))
     found: dict[str, float] = {}
+    begun: set[str] = set()
     for column, recipe in runs.values():
         replayed = 1 + 1 / recipe.training.rounds if study.analysis in REPLAYING else 1
-        found[column] = found.get(column, 0.0) + replayed * run_seconds(recipe)
+        known = (beginning := _beginning(recipe)) in begun
+        found[column] = found.get(column, 0.0) + replayed * run_seconds(recipe, begun=known)
+        begun.add(beginning)
     return found
 
 
-def run_seconds(recipe: Recipe) -> float:
-    """One run: local training, the vote, the distillation, measuring on test data."""
+def _beginning(recipe: Recipe) -> str:
+    """What the training of the first round depends on."""
+    method, parts = recipe.method_for(), (recipe.data, recipe.split, recipe.model, recipe.training)
+    return f"{method.one_round} {method.rules} {[part.model_dump_json() for part in parts]}"
+
+
+def run_seconds(recipe: Recipe, *, begun: bool = False) -> float:
+    """One run: local training (but for the first round's, if that is done), the vote, the distillation, measuring on
+    test data."""
     images, tests, shape, classes = SIZES[recipe.data.source]
     method, training = recipe.method_for(), recipe.training
     epochs = training.epochs if isinstance(training.epochs, int) else sum(training.epochs) / 2
     rounds, epochs = (1, training.one_round_epochs) if method.one_round else (training.rounds, epochs)
     cohort = training.clients_per_round or recipe.split.clients
-    work = (images - recipe.data.server) * cohort / recipe.split.clients * epochs
+    training_work = (images - recipe.data.server) * cohort / recipe.split.clients * epochs
+    work = training_work
     server = recipe.data.unlabeled_size or recipe.data.server
     samples = 10
     for stage in method.stages:
@@ -65,7 +77,7 @@ def run_seconds(recipe: Recipe) -> float:
     asked = 1 + _voters(recipe.evaluation.ensemble, samples, cohort) + cohort * recipe.evaluation.clients
     work += tests * asked * FORWARD_SHARE / recipe.evaluation.every
     settings = json.dumps(recipe.model.settings())
-    return rounds * work / _speed(recipe.model.name, shape, classes, settings, training.batch)
+    return (rounds * work - begun * training_work) / _speed(recipe.model.name, shape, classes, settings, training.batch)
 
 
 def _voters(members: str, samples: int, clients: int) -> int:

@@ -1,5 +1,6 @@
 """Play the cells of a study that are not done yet; what cannot be run is said, with the reason."""
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,11 @@ class Place:
     seed: int
     recipe: Recipe
     folder: Path
+
+    @property
+    def first_round(self) -> Path:
+        """Where the runs of a study that begin alike share the clients of that round while they are played."""
+        return self.folder.parents[1] / "first-round"
 
 
 def places(study: Study, scale: Scale, seeds: int, root: Path) -> Iterator[Place]:
@@ -55,8 +61,12 @@ def play(
             run.create(place.folder, place.recipe, place.recipe.method, place.seed, precision)
         if run.read_info(place.folder).finished is not None:
             continue
-        if not run.execute(place.folder, pool, observer, should_stop=should_stop, task=task):
+        if not run.execute(
+            place.folder, pool, observer, should_stop=should_stop, task=task, first_round=place.first_round
+        ):
             return False, missing
+    for folder in {place.first_round for place in todo}:
+        shutil.rmtree(folder, ignore_errors=True)
     return True, missing
 
 

@@ -9,15 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import safetensors
-import safetensors.torch
-import torch
 from torch import Tensor
 
 from fedbe.ensemble import Member
 from fedbe.errors import RunError
-from fedbe.files import write_whole
+from fedbe.simulation.kept import model_of, part, read_tensors, tensors_of, write_tensors
 from fedbe.simulation.round import RunState
-from fedbe.states import ModelState
 from fedbe.updates import ClientId
 
 KEPT = 2
@@ -26,20 +23,18 @@ Identity = Mapping[str, str]  # what must be the same to go on: recipe, code, da
 
 def save(folder: Path, state: RunState, identity: Identity) -> Path:
     """Write the checkpoint of a round, then drop all but the last two."""
-    tensors = _tensors_of("model", state.model)
+    tensors = tensors_of("model", state.model)
     tensors |= {f"memory/{name}": t for name, t in state.memory.items()}
     tensors |= {f"clients/{json.dumps(c)}/{name}": t for c, own in state.clients.items() for name, t in own.items()}
     for i, member in enumerate(state.members):
-        tensors |= _tensors_of(f"members/{i}", member.state)
+        tensors |= tensors_of(f"members/{i}", member.state)
     header = {
         "round": state.round,
         "identity": dict(identity),
         "members": [[m.name, m.recalibrate] for m in state.members],
     }
-    # safetensors refuses tensors that share memory, as a member and the model may.
-    separate = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     path = folder / f"checkpoint-{state.round:06d}.safetensors"
-    write_whole(path, safetensors.torch.save(separate, {"fedbe": json.dumps(header)}))
+    write_tensors(path, header, tensors)
     for old in found(folder)[KEPT:]:
         old.unlink(missing_ok=True)
     return path
@@ -65,18 +60,12 @@ def latest(folder: Path, identity: Identity | None = None) -> RunState | None:
 def read(path: Path, identity: Identity | None = None) -> RunState | None:
     """The state in one file; None if it cannot be read. One of another identity is refused."""
     try:
-        header, tensors = _read(path)
+        header, tensors = read_tensors(path)
     except (OSError, ValueError, KeyError, safetensors.SafetensorError):
         return None
     if identity is not None:
         _check(header["identity"], identity, path)
     return _state_of(header, tensors)
-
-
-def _read(path: Path) -> tuple[dict, dict[str, Tensor]]:  # type: ignore[type-arg]
-    with safetensors.safe_open(path, framework="pt") as file:
-        header = json.loads(file.metadata()["fedbe"])
-        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def _check(theirs: Identity, ours: Identity, path: Path) -> None:
@@ -88,11 +77,6 @@ def _check(theirs: Identity, ours: Identity, path: Path) -> None:
             )
 
 
-def _tensors_of(prefix: str, state: ModelState) -> dict[str, Tensor]:
-    counters = {f"{prefix}/counters/{name}": t for name, t in state.counters.items()}
-    return {f"{prefix}/params": state.params, f"{prefix}/buffers": state.buffers, **counters}
-
-
 def _state_of(header: Mapping, tensors: Mapping[str, Tensor]) -> RunState:  # type: ignore[type-arg]
     clients: dict[ClientId, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -100,19 +84,13 @@ def _state_of(header: Mapping, tensors: Mapping[str, Tensor]) -> RunState:  # ty
             client, what = name.removeprefix("clients/").rsplit("/", 1)
             clients.setdefault(json.loads(client), {})[what] = tensor
     members = tuple(
-        Member(name, _model(f"members/{i}", tensors), recalibrate)
+        Member(name, model_of(f"members/{i}", tensors), recalibrate)
         for i, (name, recalibrate) in enumerate(header["members"])
     )
     return RunState(
         round=header["round"],
-        model=_model("model", tensors),
-        memory={n.removeprefix("memory/"): t for n, t in tensors.items() if n.startswith("memory/")},
+        model=model_of("model", tensors),
+        memory=part("memory/", tensors),
         clients=clients,
         members=members,
     )
-
-
-def _model(prefix: str, tensors: Mapping[str, Tensor]) -> ModelState:
-    start = f"{prefix}/counters/"
-    counters = {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
-    return ModelState(tensors[f"{prefix}/params"], tensors[f"{prefix}/buffers"], counters)

@@ -23,8 +23,9 @@ from fedbe.servers.step import StepResult, server_step
 from fedbe.servers.teacher import Teacher
 from fedbe.simulation.federation import Federation
 from fedbe.simulation.jobs import PredictJob, TrainJob, Where, test_jobs
+from fedbe.simulation.kept import WORTH_SECONDS, Kept
 from fedbe.simulation.memory import Peak
-from fedbe.simulation.workers import Done, Failed, Pool
+from fedbe.simulation.workers import Done, Failed, Pool, Stopped
 from fedbe.states import ModelState
 from fedbe.updates import ClientId, ClientUpdate
 from fedbe.workbench import Workbench
@@ -117,11 +118,22 @@ def _value(outcome: Done | Failed) -> Tensor:
     return value
 
 
-def play_round(sim: Simulation, state: RunState, progress: Progress) -> tuple[RunState, Record]:
-    """The next state, and the line for rounds.jsonl."""
+def play_round(
+    sim: Simulation,
+    state: RunState,
+    progress: Progress,
+    kept: Kept | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> tuple[RunState, Record]:
+    """The next state, and the line for rounds.jsonl.
+
+    Clients whose training `kept` has are not trained again, and it is given the others' as they finish. `should_stop`
+    raises Stopped when the clients that are being trained are done: nothing but what `kept` was not given is lost.
+    """
     number = state.round + 1
     begin, peak = time.perf_counter(), Peak(sim.pool.pids)
-    trained, failed = _train(sim, state, number, progress)
+    trained, failed, before = _train(sim, state, number, progress, kept, should_stop)
+    begin -= before  # seconds say what a round takes, also where a part of it was done before
     memory = {"train": peak.mb()}
     training_seconds = time.perf_counter() - begin
     if not trained:
@@ -166,9 +178,15 @@ def play_round(sim: Simulation, state: RunState, progress: Progress) -> tuple[Ru
 
 
 def _train(
-    sim: Simulation, state: RunState, number: int, progress: Progress
-) -> tuple[dict[int, Trained], list[SetAside]]:
-    """Everybody's local training, longest first; by client, in the order of their numbers."""
+    sim: Simulation,
+    state: RunState,
+    number: int,
+    progress: Progress,
+    kept: Kept | None,
+    should_stop: Callable[[], bool],
+) -> tuple[dict[int, Trained], list[SetAside], float]:
+    """Everybody's local training, longest first: by client, in the order of their numbers; those who failed; and how
+    many seconds of it were spent before, for what `kept` has."""
     cohort = sim.cohort(number)
     jobs = [
         TrainJob(
@@ -185,15 +203,30 @@ def _train(
         for client in cohort
     ]
     jobs.sort(key=lambda job: (-job.size, job.client))
-    progress("clients", 0, len(jobs))
-    trained, failed = {}, []
-    outcomes = sim.pool.map(jobs, done=lambda n: progress("clients", n, len(jobs)))
-    for job, outcome in zip(jobs, outcomes, strict=True):
+    found = {job.client: old for job in jobs if kept is not None and (old := kept.find(job)) is not None}
+    trained = {client: old for client, (old, _) in found.items()}
+    todo = [job for job in jobs if job.client not in found]
+    failed: dict[int, str] = {}
+    progress("clients", len(found), len(jobs))
+    begin = time.perf_counter()
+
+    def done(which: int, outcome: Done | Failed) -> None:
+        job = todo[which]
         if isinstance(outcome, Failed):
-            failed.append(SetAside(job.client, outcome.reason))
+            failed[job.client] = outcome.reason
         else:
             trained[job.client] = outcome.value
-    return {c: trained[c] for c in cohort if c in trained}, failed
+            if kept is not None and time.perf_counter() - begin > WORTH_SECONDS:
+                kept.keep(job, outcome.value, outcome.seconds)
+        progress("clients", len(trained) + len(failed), len(jobs))
+
+    for _ in sim.pool.map(todo, done=done, should_stop=should_stop):
+        pass
+    if should_stop():
+        raise Stopped
+    before = sum(seconds for _, seconds in found.values()) / max(1, len(sim.pool.pids))
+    aside = [SetAside(c, failed[c]) for c in cohort if c in failed]
+    return {c: trained[c] for c in cohort if c in trained}, aside, before
 
 
 def _update(sim: Simulation, client: int, trained: Trained) -> ClientUpdate:

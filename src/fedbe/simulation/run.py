@@ -4,6 +4,7 @@
     runs/NAME/run.json           method, seed, precision, versions, commit, machine; later the final result
     runs/NAME/rounds.jsonl       one line a round
     runs/NAME/checkpoint-*.safetensors
+    runs/NAME/trained/           the clients of the current round that are done
     runs/NAME/model.safetensors  the final weights under the module's own names
 
 `create` makes the folder and `execute` trains until it is done: the same call starts, resumes and ends a run.
@@ -16,7 +17,8 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,10 +37,11 @@ from fedbe.recipes.load import dump
 from fedbe.recipes.load import load as load_recipe
 from fedbe.simulation import checkpoint, use
 from fedbe.simulation.federation import Federation, initial_weights, prepare
+from fedbe.simulation.kept import Kept
 from fedbe.simulation.machine import cores
 from fedbe.simulation.memory import keep_freed_memory
 from fedbe.simulation.round import Record, RunState, Simulation, play_round
-from fedbe.simulation.workers import Pool
+from fedbe.simulation.workers import Pool, Stopped
 from fedbe.workbench import Plan, Workbench
 
 try:
@@ -134,8 +137,13 @@ def execute(
     *,
     should_stop: Callable[[], bool] = lambda: False,
     task: Task | None = None,
+    first_round: Path | None = None,
 ) -> bool:
-    """Train until the last round; True if it was reached, False if `should_stop` said to stop after a round."""
+    """Train until the last round; True if it was reached, False if `should_stop` said to stop before it.
+
+    Runs that begin alike and are given one folder as `first_round` train the clients of that round once; who gives it
+    removes it.
+    """
     info, recipe = read_info(folder), read_recipe(folder)
     with _locked(folder):
         federation = prepare(recipe, info.seed, task)
@@ -143,16 +151,21 @@ def execute(
         identity = _identity(recipe, info, federation)
         state = checkpoint.latest(folder, identity) or _first(sim)
         _forget_after(folder, state.round)
+        made_with = f"{identity['code']}, torch {identity['torch']}"
+        own = Kept(folder / "trained", federation, sim.bench.plan, made_with)
+        first = replace(own, folder=first_round or own.folder)
         observer.begin(f"{sim.method.title}, seed {info.seed}", sim.rounds, state.round)
         try:
             while state.round < sim.rounds:
-                if should_stop():
-                    return False
                 number = state.round + 1
-                state, record = play_round(sim, state, lambda p, d, t: observer.phase(number, p, d, t))  # noqa: B023
+                phase = partial(observer.phase, number)
+                state, record = play_round(sim, state, phase, first if number == 1 else own, should_stop)
                 append_line(folder / "rounds.jsonl", record)
                 checkpoint.save(folder, state, identity)
+                own.clear()
                 observer.round_ended(record)
+        except Stopped:
+            return False
         finally:
             observer.end()
         _finish(folder, sim, state, info)

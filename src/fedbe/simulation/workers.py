@@ -6,6 +6,7 @@ jobs, whoever did them and whenever. Tensors travel as NumPy arrays: a pipe need
 
 import multiprocessing
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -32,6 +33,7 @@ ATTEMPTS = 3
 @dataclass(frozen=True, eq=False)
 class Done:
     value: Any
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ class Failed:
 Outcome = Done | Failed
 
 
+class Stopped(Exception):  # noqa: N818 (it is no error)
+    """Somebody asked to stop, and not all jobs were done."""
+
+
 class _Worker:
     def __init__(self) -> None:
         context = multiprocessing.get_context(start_method())
@@ -50,6 +56,7 @@ class _Worker:
         self.process.start()
         theirs.close()
         self.job: int | None = None
+        self.since = 0.0
 
     def close(self) -> None:
         self.pipe.close()
@@ -90,11 +97,17 @@ class Pool:
                 self._replace(i)
 
     def map(
-        self, jobs: Iterable[Job], *, ahead: int | None = None, done: Callable[[int], None] | None = None
+        self,
+        jobs: Iterable[Job],
+        *,
+        ahead: int | None = None,
+        done: Callable[[int, Outcome], None] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[Outcome]:
         """Outcomes in the order of the jobs; at most `ahead` jobs are drawn before their turn (default: all).
 
-        `done` is called with the number of jobs finished so far.
+        `done` is called with the number of a job and its outcome, whenever one finishes. If `should_stop`, the workers
+        end what they are at and begin nothing new; if jobs are left then, `Stopped` is raised.
         """
         source = enumerate(jobs)
         waiting: dict[int, Job] = {}  # drawn and not finished
@@ -120,7 +133,10 @@ class Pool:
                 continue
             if exhausted and next_out == drawn:
                 return
-            self._hand_out(queue, waiting)
+            if not should_stop():
+                self._hand_out(queue, waiting)
+            elif all(worker.job is None for worker in self._workers):
+                raise Stopped
             for number, outcome in self._collect(attempts):
                 if outcome is None:
                     queue.appendleft(number)
@@ -128,14 +144,14 @@ class Pool:
                     finished[number] = outcome
                     del waiting[number]
                     if done is not None:
-                        done(next_out + len(finished))
+                        done(number, outcome)
 
     def _hand_out(self, queue: deque[int], waiting: dict[int, Job]) -> None:
         for i, worker in enumerate(self._workers):
             if not queue:
                 return
             if worker.job is None:
-                worker.job = queue.popleft()
+                worker.job, worker.since = queue.popleft(), time.perf_counter()
                 try:
                     worker.pipe.send(("job", _plain(waiting[worker.job])))
                 except (BrokenPipeError, ConnectionResetError):
@@ -162,7 +178,8 @@ class Pool:
                 yield number, None if again else Failed(reason)
                 continue
             worker.job = None
-            yield number, Done(_tensors(value)) if kind == "done" else Failed(str(value))
+            seconds = time.perf_counter() - worker.since
+            yield number, Done(_tensors(value), seconds) if kind == "done" else Failed(str(value))
 
     def _replace(self, i: int) -> int | None:
         old = self._workers[i]

@@ -1,0 +1,225 @@
+"""Trained clients that are kept until the round is in a checkpoint: found by who trains the same, by nobody else."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedbe.clients.rules import Prox
+from fedbe.clients.train import Trained
+from fedbe.data import Augment
+from fedbe.methods import CATALOGUE
+from fedbe.recipes import Recipe
+from fedbe.simulation import round as rounds
+from fedbe.simulation import run
+from fedbe.simulation.federation import initial_weights, prepare
+from fedbe.simulation.jobs import TrainJob
+from fedbe.simulation.kept import Kept
+from fedbe.simulation.workers import Pool
+from fedbe.states import ModelState
+from fedbe.workbench import Plan, Workbench
+
+Play = Callable[..., Path]
+Identical = Callable[[Path, Path], bool]
+INSTANT = [m for m in CATALOGUE if not CATALOGUE[m].one_round]
+
+
+@pytest.fixture
+def everything_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "WORTH_SECONDS", -1.0)
+
+
+@pytest.fixture
+def trained_jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(round, client) of every training that workers were asked for."""
+    seen: list[tuple[int, int]] = []
+    original = Pool.map
+
+    def noted(self: Pool, jobs: Any, **options: Any) -> Any:
+        if "should_stop" in options:  # only training can be stopped
+            seen.extend((job.round, job.client) for job in jobs)
+        return original(self, jobs, **options)
+
+    monkeypatch.setattr(Pool, "map", noted)
+    return seen
+
+
+class Clients:
+    """An observer that asks to stop when so many clients are done in some round."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.reached = count, False
+
+    def begin(self, title: str, rounds: int, done: int) -> None: ...
+
+    def phase(self, round: int, phase: str, done: int, total: int) -> None:  # noqa: ARG002
+        self.reached |= phase == "clients" and done == self.count
+
+    def round_ended(self, record: dict[str, Any]) -> None: ...
+
+    def end(self) -> None: ...
+
+    def should_stop(self) -> bool:
+        return self.reached
+
+
+@pytest.mark.usefixtures("everything_kept")
+@pytest.mark.parametrize("method", CATALOGUE)
+def test_a_run_stopped_among_its_clients_ends_like_a_straight_one(
+    method: str, play: Play, identical: Identical, tmp_path: Path, small: Recipe, pool: Pool, silent: Any
+) -> None:
+    straight = play("straight", method)
+    stopped = run.create(tmp_path / "stopped", small, method, 0, "float32")
+    for count in (1, 2, 3):
+        watch = Clients(count)
+        assert not run.execute(stopped, pool, watch, should_stop=watch.should_stop)
+        assert run.read_rounds(stopped) == []
+        assert len(list((stopped / "trained").iterdir())) >= count
+    assert run.execute(stopped, pool, silent)
+    assert identical(straight, stopped)
+    assert not (stopped / "trained").exists()
+
+
+@pytest.mark.usefixtures("everything_kept")
+def test_what_is_kept_is_not_trained_again(
+    tmp_path: Path, small: Recipe, pool: Pool, silent: Any, trained_jobs: list[tuple[int, int]]
+) -> None:
+    folder = run.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
+    watch = Clients(3)
+    assert not run.execute(folder, pool, watch, should_stop=watch.should_stop)
+    assert len(trained_jobs) == 3
+    assert run.execute(folder, pool, silent)
+    assert sorted(r for r, _ in trained_jobs) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    seconds = run.read_rounds(folder)[0]["seconds"]
+    assert seconds["train"] > 0
+    assert seconds["round"] > seconds["train"]
+
+
+@pytest.mark.usefixtures("everything_kept")
+@pytest.mark.parametrize("method", INSTANT)
+def test_a_shared_first_round_changes_no_bit(
+    method: str,
+    play: Play,
+    identical: Identical,
+    tmp_path: Path,
+    small: Recipe,
+    pool: Pool,
+    silent: Any,
+    trained_jobs: list[tuple[int, int]],
+) -> None:
+    alone = play("alone", method)
+    together = tmp_path / "first-round"
+    run.execute(run.create(tmp_path / "first", small, "fedavg", 0, "float32"), pool, silent, first_round=together)
+    trained_jobs.clear()
+    second = run.create(tmp_path / "second", small, method, 0, "float32")
+    assert run.execute(second, pool, silent, first_round=together)
+    assert identical(alone, second)
+    again = [r for r, _ in trained_jobs].count(1)
+    assert again == (3 if CATALOGUE[method].rules else 0)  # rules change what clients do
+
+
+def test_short_rounds_leave_no_files(tmp_path: Path, small: Recipe, pool: Pool, silent: Any) -> None:
+    together = tmp_path / "first-round"
+    assert run.execute(run.create(tmp_path / "a", small, "fedavg", 0, "float32"), pool, silent, first_round=together)
+    assert not together.exists()
+    assert not (tmp_path / "a" / "trained").exists()
+
+
+@pytest.fixture
+def kept(tmp_path: Path, small: Recipe) -> Kept:
+    return Kept(tmp_path / "kept", prepare(small, 0), Plan(), "this program")
+
+
+@pytest.fixture
+def job(kept: Kept) -> TrainJob:
+    from fedbe.clients.train import LocalSettings
+
+    state = Workbench(initial_weights(kept.federation.model, 0)).read()
+    vector = torch.zeros_like(state.params)
+    return TrainJob(
+        1, 1, 0, state, LocalSettings(), 10, rules=(Prox(),), broadcast={"control": vector}, memory={"control": vector}
+    )
+
+
+def _result(job: TrainJob) -> Trained:
+    extras = {"control": torch.ones_like(job.state.params)}
+    return Trained(job.state, extras, {"control": extras["control"] * 2}, 0.1 + 0.2, 7)
+
+
+def test_what_comes_back_is_what_was_kept(kept: Kept, job: TrainJob) -> None:
+    assert kept.find(job) is None
+    kept.keep(job, _result(job), 1.5)
+    found = kept.find(job)
+    assert found is not None
+    trained, seconds = found
+    assert torch.equal(trained.state.params, job.state.params)
+    assert (trained.loss, trained.steps, seconds) == (0.1 + 0.2, 7, 1.5)
+    assert float(trained.extras["control"][0]) == 1
+    assert float(trained.memory["control"][0]) == 2
+    kept.clear()
+    assert kept.find(job) is None
+
+
+def test_counters_and_buffers_come_back(kept: Kept, job: TrainJob) -> None:
+    state = ModelState(torch.tensor([1.0]), torch.tensor([2.0, 3.0]), {"n": torch.tensor(4)})
+    kept.keep(job, replace(_result(job), state=state), 0.0)
+    found = kept.find(job)
+    assert found is not None
+    assert found[0].state.buffers.tolist() == [2.0, 3.0]
+    assert found[0].state.counters["n"].item() == 4
+
+
+def test_a_file_that_cannot_be_read_is_trained_again(kept: Kept, job: TrainJob) -> None:
+    kept.keep(job, _result(job), 1.0)
+    next(kept.folder.iterdir()).write_bytes(b"half")
+    assert kept.find(job) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"client": 2},
+        {"round": 2},
+        {"seed": 1},
+        {"rules": (Prox(mu=0.1),)},
+        {"rules": ()},
+        {"broadcast": {}},
+        {"memory": {}},
+        {"memory": "other"},
+        {"broadcast": "other"},
+        {"state": "other"},
+        {"settings": "other"},
+    ],
+    ids=str,
+)
+def test_another_job_does_not_find_it(change: dict[str, Any], kept: Kept, job: TrainJob) -> None:
+    kept.keep(job, _result(job), 1.0)
+    other = {
+        "memory": {"control": torch.ones_like(job.state.params)},
+        "broadcast": {"control": torch.ones_like(job.state.params)},
+        "state": replace(job.state, params=job.state.params + 1),
+        "settings": replace(job.settings, lr=0.02),
+    }
+    changed = {name: other[name] if value == "other" else value for name, value in change.items()}
+    assert kept.find(replace(job, **changed)) is None
+
+
+@pytest.mark.parametrize("what", ["plan", "made_with", "data", "split", "augment", "model"])
+def test_another_federation_or_program_does_not_find_it(what: str, kept: Kept, job: TrainJob, small: Recipe) -> None:
+    kept.keep(job, _result(job), 1.0)
+    federation = kept.federation
+    train = federation.train.like(federation.train._inputs)
+    train.augment = Augment(1)
+    changed = {
+        "plan": {"plan": Plan("bfloat16")},
+        "made_with": {"made_with": "another program"},
+        "data": {"federation": replace(federation, digest="other")},
+        "split": {"federation": replace(federation, clients=prepare(small, 1).clients)},
+        "augment": {"federation": replace(federation, train=train)},
+        "model": {"federation": replace(federation, model=replace(federation.model, name="other"))},
+    }[what]
+    assert replace(kept, **changed).find(job) is None
+    assert kept.find(job) is not None
