@@ -215,11 +215,13 @@ def test_two_views_of_one_run_are_one_run(tmp_path: Path) -> None:
 def test_a_stopped_study_goes_on(pool: Pool, tmp_path: Path) -> None:
     study = load_study("table3")
     places = list(play.places(study, "smoke", 1, tmp_path))
-    whole, _ = play.play(places, pool, Nobody(), "float32", lambda: play.rounds_left(places[0]) == 0)
+    whole, _ = play.play(places, pool, Nobody(), "float32", lambda: play.rounds_left(places[1]) == 1)
     assert not whole
-    assert [play.rounds_left(p) for p in places] == [0] + [2] * (len(places) - 1)
+    assert [play.rounds_left(p) for p in places] == [0, 1] + [2] * (len(places) - 2)
     half = table.markdown(study, "smoke", table.collect(study, places), {})
     assert "| – |" in half
+    now = 100 * run.read_rounds(places[1].folder)[0]["test"]["accuracy"]
+    assert half.endswith(f"\n\nUnder way: {' / '.join(places[1].cell)}, seed 0: {now:.1f} after round 1 of 2.\n")
     _play("table3", pool, tmp_path)
     assert sum(play.rounds_left(p) for p in places) == 0
 

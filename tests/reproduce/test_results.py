@@ -11,6 +11,7 @@ from fedbe.simulation import run
 
 RESULTS = Path(__file__).parents[2] / "results"
 STUDIES = {"table1": ("training.epochs=5",)}  # with what was changed: results/README.md says why
+MINIMUM = {"resnet20": 10}  # rounds of runs that are shown before their end; all others must be finished
 
 
 @pytest.mark.parametrize(("name", "changes"), STUDIES.items())
@@ -22,7 +23,7 @@ def test_the_table_is_made_of_the_records_beside_it(name: str, changes: tuple[st
     assert picture is not None
     rows = table.collect(study, places)
     assert (root / "table.md").read_text() == table.markdown(study, "paper", rows, {}, [picture])
-    assert sum(len(row.ours) for row in rows) == len(list(root.rglob("run.json")))
+    assert sum(len(row.ours) + len(row.under_way) for row in rows) == len(list(root.rglob("run.json")))
 
 
 def test_every_record_is_whole_and_of_a_clean_commit() -> None:
@@ -31,6 +32,7 @@ def test_every_record_is_whole_and_of_a_clean_commit() -> None:
     for folder in folders:
         info, recipe = run.read_info(folder), run.read_recipe(folder)
         rounds = 1 if recipe.method_for(info.method).one_round else recipe.training.rounds
-        assert [r["round"] for r in run.read_rounds(folder)] == list(range(1, rounds + 1))
-        assert info.finished is not None
+        played = rounds if info.finished else len(run.read_rounds(folder))
+        assert played >= MINIMUM.get(recipe.model.name, rounds)
+        assert [r["round"] for r in run.read_rounds(folder)] == list(range(1, played + 1))
         assert len(info.made_with["commit"]) == 40  # " and uncommitted changes" would follow

@@ -21,11 +21,13 @@ Cell = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Measured:
-    """One cell: our values in percent, one for each seed that is done; the paper's mean and std, if it gives them."""
+    """One cell: our values in percent, one for each seed that is done; the paper's mean and std, if it gives them; and
+    how far the seeds are that are not done."""
 
     cell: Cell
     ours: tuple[float, ...]
     paper: tuple[float, ...]
+    under_way: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -44,15 +46,24 @@ class Measured:
 
 
 def collect(study: Study, done: Sequence[Place]) -> list[Measured]:
-    """The final numbers of all finished runs, cell by cell."""
+    """The final numbers of all finished runs and the last ones of those under way, cell by cell."""
     found: dict[Cell, list[float]] = {}
+    under_way: dict[Cell, list[str]] = {}
     for place in done:
-        values = found.setdefault(place.cell, [])
-        if (place.folder / "run.json").exists() and run.read_info(place.folder).finished:
-            record = {**run.read_rounds(place.folder)[-1], "analysis": analysis.read(place.folder) or "not made yet"}
-            number = analysis.look_up(record, study.metric_for(place.cell))
-            values += [] if isinstance(number, str) else [100 * float(number)]
-    return [Measured(c, tuple(v), study.paper.get("/".join(c), ())) for c, v in found.items()]
+        values, words = found.setdefault(place.cell, []), under_way.setdefault(place.cell, [])
+        if not (place.folder / "run.json").exists() or not (rounds := run.read_rounds(place.folder)):
+            continue
+        not_there = dict.fromkeys(("test", "test_ensemble"), "not measured")
+        record = {**not_there, **rounds[-1], "analysis": analysis.read(place.folder) or "not made yet"}
+        number = analysis.look_up(record, study.metric_for(place.cell))
+        if isinstance(number, str):
+            continue
+        if run.read_info(place.folder).finished:
+            values.append(100 * float(number))
+        else:
+            last = len(rounds) + run.rounds_left(place.folder)
+            words.append(f"seed {place.seed}: {100 * float(number):.1f} after round {len(rounds)} of {last}")
+    return [Measured(c, tuple(v), study.paper.get("/".join(c), ()), tuple(under_way[c])) for c, v in found.items()]
 
 
 def markdown(
@@ -87,6 +98,8 @@ def markdown(
         lines.append(f"| {' | '.join([*head, *shown])} |")
     if left := [c for c in asked if c not in columns and c not in {cell[-1] for cell in missing}]:
         lines += ["", f"Not finished yet: {', '.join(left)}."]
+    if half := [f"{' / '.join(m.cell)}, {words}" for m in rows for words in m.under_way]:
+        lines += ["", f"Under way: {'; '.join(half)}."]
     if missing:
         lines += ["", *(f"Not run: {' / '.join(cell)}: {reason}." for cell, reason in missing.items())]
     for chart in charts:
