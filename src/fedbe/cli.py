@@ -1,6 +1,5 @@
 """`fedbe …`: the command line. Heavy modules are imported by the commands that need them, so that help is instant."""
 
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -219,7 +218,6 @@ def _train(folder: Path, workers: int | None, quiet: bool, tensorboard: bool) ->
     from fedbe.watching import All, TensorBoard, observer
 
     comparison = several.is_comparison(folder)
-    together = folder / "first-round" if comparison else None
     cells = [c for c in (several.cells(folder) if comparison else [folder]) if not single.read_info(c).finished]
     seen = observer(sum(single.rounds_left(cell) for cell in cells), quiet=quiet, console=err)
     if cells:
@@ -227,11 +225,12 @@ def _train(folder: Path, workers: int | None, quiet: bool, tensorboard: bool) ->
         with interruptible() as stopped, Pool(workers or cores()) as pool:
             for cell in cells:
                 watchers = All([seen, TensorBoard(cell)]) if tensorboard else seen
+                together = several.first_round(cell) if comparison else None
                 if not single.execute(cell, pool, watchers, should_stop=stopped, task=task, first_round=together):
                     err.print(f"stopped, nothing is lost; go on with: fedbe resume {folder}")
                     raise typer.Exit(130)
-        if together:
-            shutil.rmtree(together, ignore_errors=True)
+                if comparison:
+                    several.drop_first_rounds(folder)
     _show_comparison(folder) if comparison else _show_run(folder)
 
 

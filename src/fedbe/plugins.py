@@ -1,9 +1,11 @@
 """A user's own model or data, named as module:function."""
 
+import hashlib
 import importlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fedbe.errors import FedBEError
@@ -22,3 +24,10 @@ def function(path: str, error: type[FedBEError]) -> Callable[..., Any]:
     if not callable(found):
         raise error(f"'{path}' must name a function as module:function, but is a {type(found).__name__}")
     return found  # type: ignore[no-any-return]
+
+
+def source_digest(path: str) -> str:
+    """A digest of the file that `path`, which has been loaded before, comes from; its name if there is no file."""
+    module = sys.modules[path.partition(":")[0]]
+    file = getattr(module, "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else path

@@ -329,7 +329,7 @@ def test_runs_that_begin_alike_train_their_first_round_once(
     _, places = _play("one-round", pool, tmp_path)
     assert len({p.folder for p in places}) == 3
     assert sorted(trained) == list(range(10))
-    assert not (tmp_path / "first-round").exists()
+    assert not list(tmp_path.glob("first-round*"))
 
 
 def test_a_run_that_two_cells_look_at_costs_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from fedbe.cli import app
 from fedbe.clients.rules import Prox
-from fedbe.clients.train import Trained
+from fedbe.clients.train import LocalSettings, Trained
 from fedbe.data import Augment
 from fedbe.methods import CATALOGUE
 from fedbe.recipes import Recipe
+from fedbe.recipes.load import override
 from fedbe.simulation import round as rounds
 from fedbe.simulation import run
 from fedbe.simulation.federation import initial_weights, prepare
@@ -56,7 +59,7 @@ class Clients:
     def begin(self, title: str, rounds: int, done: int) -> None: ...
 
     def phase(self, round: int, phase: str, done: int, total: int) -> None:  # noqa: ARG002
-        self.reached |= phase == "clients" and done == self.count
+        self.reached |= phase == "clients" and done >= self.count
 
     def round_ended(self, record: dict[str, Any]) -> None: ...
 
@@ -71,13 +74,14 @@ class Clients:
 def test_a_run_stopped_among_its_clients_ends_like_a_straight_one(
     method: str, play: Play, identical: Identical, tmp_path: Path, small: Recipe, pool: Pool, silent: Any
 ) -> None:
-    straight = play("straight", method)
-    stopped = run.create(tmp_path / "stopped", small, method, 0, "float32")
-    for count in (1, 2, 3):
+    four = override(small, ["training.clients_per_round=4"])
+    straight = play("straight", method, recipe=four)
+    stopped = run.create(tmp_path / "stopped", four, method, 0, "float32")
+    for count, kept in ((1, (1, 2, 3)), (4, (4,))):
         watch = Clients(count)
         assert not run.execute(stopped, pool, watch, should_stop=watch.should_stop)
         assert run.read_rounds(stopped) == []
-        assert len(list((stopped / "trained").iterdir())) >= count
+        assert len(list((stopped / "trained").iterdir())) in kept
     assert run.execute(stopped, pool, silent)
     assert identical(straight, stopped)
     assert not (stopped / "trained").exists()
@@ -93,9 +97,46 @@ def test_what_is_kept_is_not_trained_again(
     assert len(trained_jobs) == 3
     assert run.execute(folder, pool, silent)
     assert sorted(r for r, _ in trained_jobs) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    seconds = run.read_rounds(folder)[0]["seconds"]
-    assert seconds["train"] > 0
-    assert seconds["round"] > seconds["train"]
+
+
+@pytest.mark.usefixtures("everything_kept")
+def test_the_record_has_the_time_of_the_training_whenever_it_was_done(
+    tmp_path: Path, small: Recipe, pool: Pool, silent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
+    watch = Clients(3)
+    keep = Kept.keep
+    monkeypatch.setattr(Kept, "keep", lambda self, job, trained, _: keep(self, job, trained, 1000.0))
+    assert not run.execute(folder, pool, watch, should_stop=watch.should_stop)
+    assert run.execute(folder, pool, silent)
+    first, second, _ = run.read_rounds(folder)
+    assert 1500 <= first["seconds"]["train"] < first["seconds"]["round"] < 1600  # three clients, two workers
+    assert "train" not in first["memory_mb"]  # that of idle workers says nothing
+    assert second["seconds"]["round"] < 1000
+    assert second["memory_mb"]["train"] > 0
+
+
+def test_what_was_done_in_the_first_seconds_of_a_long_round_is_kept_too(
+    tmp_path: Path, small: Recipe, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "WORTH_SECONDS", float("inf"))
+
+    class Late(Clients):
+        def phase(self, round: int, phase: str, done: int, total: int) -> None:
+            super().phase(round, phase, done, total)
+            if done == 2:
+                monkeypatch.setattr(rounds, "WORTH_SECONDS", -1.0)
+
+    folder = run.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
+    watch = Late(3)
+    assert not run.execute(folder, pool, watch, should_stop=watch.should_stop)
+    assert len(list((folder / "trained").iterdir())) == 3
+
+
+def test_a_place_that_cannot_be_written_ends_no_run(kept: Kept, job: TrainJob) -> None:
+    kept.folder.write_text("a file where the folder should be")
+    kept.keep(job, _result(job), 1.0)
+    assert kept.find(job) is None
 
 
 @pytest.mark.usefixtures("everything_kept")
@@ -121,7 +162,24 @@ def test_a_shared_first_round_changes_no_bit(
     assert again == (3 if CATALOGUE[method].rules else 0)  # rules change what clients do
 
 
-def test_short_rounds_leave_no_files(tmp_path: Path, small: Recipe, pool: Pool, silent: Any) -> None:
+@pytest.mark.usefixtures("everything_kept")
+def test_a_comparison_trains_the_first_round_of_a_seed_once(
+    tmp_path: Path, trained_jobs: list[tuple[int, int]]
+) -> None:
+    small = ["training.rounds=2", "training.epochs=1", "settings.server_epochs=1", "model.hidden=[8]"]
+    changes = [word for change in small for word in ("--set", change)]
+    told = ["compare", "--methods", "fedavg,fedbe,fedprox", "--seeds", "2", *changes, "--runs", str(tmp_path), "-q"]
+    result = CliRunner().invoke(app, told)
+    assert result.exit_code == 0, result.output
+    assert [r for r, _ in trained_jobs].count(1) == 2 * 2 * 10  # FedProx's clients do something else
+    assert [r for r, _ in trained_jobs].count(2) == 2 * 3 * 10
+    assert not list(tmp_path.rglob("first-round*"))
+
+
+def test_short_rounds_leave_no_files(
+    tmp_path: Path, small: Recipe, pool: Pool, silent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "WORTH_SECONDS", float("inf"))
     together = tmp_path / "first-round"
     assert run.execute(run.create(tmp_path / "a", small, "fedavg", 0, "float32"), pool, silent, first_round=together)
     assert not together.exists()
@@ -135,8 +193,6 @@ def kept(tmp_path: Path, small: Recipe) -> Kept:
 
 @pytest.fixture
 def job(kept: Kept) -> TrainJob:
-    from fedbe.clients.train import LocalSettings
-
     state = Workbench(initial_weights(kept.federation.model, 0)).read()
     vector = torch.zeros_like(state.params)
     return TrainJob(

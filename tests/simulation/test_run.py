@@ -230,6 +230,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     (tmp_path / "own_for_tests.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_for_tests", raising=False)  # that of another test
     recipe = tmp_path / "own.toml"
     recipe.write_text(
         'data = {source = "own_for_tests:arrays", server = 60}\n'
@@ -288,3 +289,13 @@ def test_the_ensemble_that_is_watched_is_the_recipe_s_even_if_the_method_has_non
         sim = Simulation(recipe, recipe.method_for(name), 0, None, None, None)  # type: ignore[arg-type]
         teacher = sim.teacher(members="S")
         assert (teacher.posterior, teacher.samples, teacher.members) == ("dirichlet", 7, "S")
+
+
+def test_an_edited_model_of_one_s_own_is_refused(tmp_path: Path, own: Recipe, silent: Any) -> None:
+    folder = run.create(tmp_path / "own", own, "fedavg", 0, "float32")
+    with Pool(1) as workers:
+        assert not run.execute(folder, workers, silent, should_stop=silent.rounds_ended(1))
+        source = tmp_path / "own_for_tests.py"
+        source.write_text(source.read_text().replace("ReLU", "Tanh"))
+        with pytest.raises(RunError, match="cannot be resumed: its model was"):
+            run.execute(folder, workers, silent)

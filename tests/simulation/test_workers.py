@@ -7,7 +7,7 @@ import pytest
 from fedbe.errors import RunError
 from fedbe.recipes import Recipe
 from fedbe.simulation.federation import prepare
-from fedbe.simulation.workers import Done, Failed, Pool
+from fedbe.simulation.workers import Done, Failed, Pool, Stopped
 from fedbe.workbench import Plan
 
 JOBS = '''
@@ -141,3 +141,32 @@ def test_closing_leaves_no_process(small: Recipe) -> None:  # noqa: ARG001
 def test_no_workers_is_refused() -> None:
     with pytest.raises(RunError, match="`workers` must be >= 1, got 0"):
         Pool(0)
+
+
+def test_a_stop_ends_what_is_begun_and_begins_nothing(ready: Pool, jobs) -> None:  # type: ignore[no-untyped-def]
+    done: list[int] = []
+    results = ready.map(
+        [jobs.Echo(i, 0.2) for i in range(6)], done=lambda n, _: done.append(n), should_stop=lambda: bool(done)
+    )
+    with pytest.raises(Stopped):
+        list(results)
+    assert sorted(done) == [0, 1, 2]  # the third was begun before `done` was told of the first
+    assert [o.value for o in ready.map([jobs.Echo(7)]) if isinstance(o, Done)] == [7]
+
+
+def test_a_stop_after_the_last_job_was_begun_loses_nothing(ready: Pool, jobs) -> None:  # type: ignore[no-untyped-def]
+    done: list[int] = []
+    results = ready.map(
+        [jobs.Echo(0, 0.2), jobs.Echo(1)], done=lambda n, _: done.append(n), should_stop=lambda: bool(done)
+    )
+    assert [o.value for o in results if isinstance(o, Done)] == [0, 1]
+
+
+def test_outcomes_of_a_map_that_was_given_up_are_never_taken_for_another_s(ready: Pool, jobs) -> None:  # type: ignore[no-untyped-def]
+    def cannot_write(number: int, _: object) -> None:
+        raise RunError(f"the disk is full at {number}")
+
+    with pytest.raises(RunError, match="disk is full"):
+        list(ready.map([jobs.Echo(100), jobs.Echo(101, 0.3), jobs.Echo(102, 0.3)], done=cannot_write))
+    again = list(ready.map([jobs.Echo(i) for i in range(4)]))
+    assert [o.value for o in again if isinstance(o, Done)] == [0, 1, 2, 3]

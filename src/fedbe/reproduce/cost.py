@@ -44,9 +44,9 @@ def seconds_by_column(study: Study, scale: Scale) -> dict[str, float]:
     found: dict[str, float] = {}
     begun: set[str] = set()
     for column, recipe in runs.values():
-        replayed = 1 + 1 / recipe.training.rounds if study.analysis in REPLAYING else 1
+        replay = run_seconds(recipe) / recipe.training.rounds if study.analysis in REPLAYING else 0.0
         known = (beginning := _beginning(recipe)) in begun
-        found[column] = found.get(column, 0.0) + replayed * run_seconds(recipe, begun=known)
+        found[column] = found.get(column, 0.0) + run_seconds(recipe, begun=known) + replay
         begun.add(beginning)
     return found
 

@@ -1,5 +1,6 @@
 """Play the cells of a study that are not done yet; what cannot be run is said, with the reason."""
 
+import itertools
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ class Place:
 
     @property
     def first_round(self) -> Path:
-        """Where the runs of a study that begin alike share the clients of that round while they are played."""
-        return self.folder.parents[1] / "first-round"
+        """Where the runs of a seed that begin alike share the clients of that round while they are played."""
+        return self.folder.parents[1] / f"first-round-{self.folder.name}"
 
 
 def places(study: Study, scale: Scale, seeds: int, root: Path) -> Iterator[Place]:
@@ -52,21 +53,19 @@ def play(
     check(todo, precision)
     missing: dict[tuple[str, ...], str] = {}
     tasks: dict[str, Task | str] = {}
-    for place in todo:
-        task = _task(place.recipe, tasks)
-        if isinstance(task, str):
-            missing[place.cell] = task
-            continue
-        if not (place.folder / "run.json").exists():
-            run.create(place.folder, place.recipe, place.recipe.method, place.seed, precision)
-        if run.read_info(place.folder).finished is not None:
-            continue
-        if not run.execute(
-            place.folder, pool, observer, should_stop=should_stop, task=task, first_round=place.first_round
-        ):
-            return False, missing
-    for folder in {place.first_round for place in todo}:
-        shutil.rmtree(folder, ignore_errors=True)
+    for together, of_a_seed in itertools.groupby(todo, key=lambda place: place.first_round):
+        for place in of_a_seed:
+            task = _task(place.recipe, tasks)
+            if isinstance(task, str):
+                missing[place.cell] = task
+                continue
+            if not (place.folder / "run.json").exists():
+                run.create(place.folder, place.recipe, place.recipe.method, place.seed, precision)
+            if run.read_info(place.folder).finished is not None:
+                continue
+            if not run.execute(place.folder, pool, observer, should_stop=should_stop, task=task, first_round=together):
+                return False, missing
+        shutil.rmtree(together, ignore_errors=True)
     return True, missing
 
 

@@ -8,13 +8,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import safetensors
 from torch import Tensor
 
 from fedbe.ensemble import Member
 from fedbe.errors import RunError
-from fedbe.simulation.kept import model_of, part, read_tensors, tensors_of, write_tensors
 from fedbe.simulation.round import RunState
+from fedbe.simulation.tensors import UNREADABLE, model_of, part, read_tensors, tensors_of, write_tensors
 from fedbe.updates import ClientId
 
 KEPT = 2
@@ -61,7 +60,7 @@ def read(path: Path, identity: Identity | None = None) -> RunState | None:
     """The state in one file; None if it cannot be read. One of another identity is refused."""
     try:
         header, tensors = read_tensors(path)
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError):
+    except UNREADABLE:
         return None
     if identity is not None:
         _check(header["identity"], identity, path)

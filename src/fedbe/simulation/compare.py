@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,18 @@ def cells(folder: Path) -> list[Path]:
     """The runs of a comparison, seed by seed, so that an early stop leaves whole comparisons."""
     plan = _plan(folder)
     return [_cell(folder, name, seed) for seed in plan["seeds"] for name in plan["methods"]]
+
+
+def first_round(cell: Path) -> Path:
+    """Where the runs of one seed share the clients of round 1 while they are trained."""
+    return cell.parent / f"first-round-seed{run.read_info(cell).seed}"
+
+
+def drop_first_rounds(folder: Path) -> None:
+    """Remove what runs shared, seed by seed, when all of a seed are done."""
+    wanted = {first_round(cell) for cell in cells(folder) if not run.read_info(cell).finished}
+    for shared in set(folder.glob("first-round-*")) - wanted:
+        shutil.rmtree(shared, ignore_errors=True)
 
 
 def table(folder: Path, reference: str | None = None) -> list[Row]:

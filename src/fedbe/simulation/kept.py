@@ -5,24 +5,18 @@ alike (same data, split, weights and local settings, other methods) find each ot
 be found.
 """
 
+import contextlib
 import hashlib
-import json
+import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor
-
 from fedbe.clients.train import Trained
 from fedbe.errors import RunError
-from fedbe.files import write_whole
 from fedbe.simulation.federation import Federation
 from fedbe.simulation.jobs import TrainJob
-from fedbe.states import ModelState
+from fedbe.simulation.tensors import UNREADABLE, model_of, part, read_tensors, tensors_of, write_tensors
 from fedbe.workbench import Plan
 
 WORTH_SECONDS = 5.0  # of a round's training: what is over sooner is done again rather than written and read
@@ -39,25 +33,27 @@ class Kept:
 
     def find(self, job: TrainJob) -> tuple[Trained, float] | None:
         """What the job would give, and the seconds that it took; None if it was not done, or cannot be read."""
+        if not self.folder.is_dir():
+            return None
         try:
             header, tensors = read_tensors(self._path(job))
-        except (OSError, ValueError, KeyError, safetensors.SafetensorError):
+        except UNREADABLE:
             return None
-        named = {kind: part(f"{kind}/", tensors) for kind in ("extras", "memory")}
-        return Trained(model_of("model", tensors), **named, loss=header["loss"], steps=header["steps"]), header[
-            "seconds"
-        ]
+        extras, memory = part("extras/", tensors), part("memory/", tensors)
+        trained = Trained(model_of("model", tensors), extras, memory, header["loss"], header["steps"])
+        return trained, header["seconds"]
 
     def keep(self, job: TrainJob, trained: Trained, seconds: float) -> None:
+        """Write it, if that can be done: the run goes on without, and its checkpoint will say what is wrong."""
         tensors = tensors_of("model", trained.state)
         tensors |= {f"extras/{name}": t for name, t in trained.extras.items()}
         tensors |= {f"memory/{name}": t for name, t in trained.memory.items()}
         path = self._path(job)
-        try:
-            path.parent.mkdir(exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot write in {path.parent.parent}: {error.strerror}") from error
-        write_tensors(path, {"loss": trained.loss, "steps": trained.steps, "seconds": seconds}, tensors)
+        mine = path.with_name(f"{os.getpid()}-{path.name}")  # two processes may share a first round
+        with contextlib.suppress(OSError, RunError):
+            self.folder.mkdir(exist_ok=True)
+            write_tensors(mine, {"loss": trained.loss, "steps": trained.steps, "seconds": seconds}, tensors)
+            mine.replace(path)
 
     def clear(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -71,31 +67,3 @@ class Kept:
         numbers = job.state.digest(self.federation.clients[job.client], *vectors)
         digest = hashlib.sha256(f"{said!r} {numbers}".encode()).hexdigest()
         return self.folder / f"{digest[:32]}.safetensors"
-
-
-def write_tensors(path: Path, header: object, tensors: Mapping[str, Tensor]) -> None:
-    """One safetensors file, whole or not at all."""
-    # safetensors refuses tensors that share memory, as a member and the model may.
-    separate = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    write_whole(path, safetensors.torch.save(separate, {"fedbe": json.dumps(header)}))
-
-
-def read_tensors(path: Path) -> tuple[dict, dict[str, Tensor]]:  # type: ignore[type-arg]
-    with safetensors.safe_open(path, framework="pt") as file:
-        header = json.loads(file.metadata()["fedbe"])
-        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-def tensors_of(prefix: str, state: ModelState) -> dict[str, Tensor]:
-    counters = {f"{prefix}/counters/{name}": t for name, t in state.counters.items()}
-    return {f"{prefix}/params": state.params, f"{prefix}/buffers": state.buffers, **counters}
-
-
-def model_of(prefix: str, tensors: Mapping[str, Tensor]) -> ModelState:
-    counters = part(f"{prefix}/counters/", tensors)
-    return ModelState(tensors[f"{prefix}/params"], tensors[f"{prefix}/buffers"], counters)
-
-
-def part(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin so, by the rest of their names."""
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -134,7 +134,7 @@ def play_round(
     begin, peak = time.perf_counter(), Peak(sim.pool.pids)
     trained, failed, before = _train(sim, state, number, progress, kept, should_stop)
     begin -= before  # seconds say what a round takes, also where a part of it was done before
-    memory = {"train": peak.mb()}
+    memory = {} if before else {"train": peak.mb()}
     training_seconds = time.perf_counter() - begin
     if not trained:
         raise AggregationError(f"no client finished round {number}; client {failed[0].client}: {failed[0].reason}")
@@ -186,7 +186,7 @@ def _train(
     should_stop: Callable[[], bool],
 ) -> tuple[dict[int, Trained], list[SetAside], float]:
     """Everybody's local training, longest first: by client, in the order of their numbers; those who failed; and how
-    many seconds of it were spent before, for what `kept` has."""
+    many seconds of it were (about) spent before, on what `kept` has."""
     cohort = sim.cohort(number)
     jobs = [
         TrainJob(
@@ -203,12 +203,15 @@ def _train(
         for client in cohort
     ]
     jobs.sort(key=lambda job: (-job.size, job.client))
+    if should_stop():
+        raise Stopped
     found = {job.client: old for job in jobs if kept is not None and (old := kept.find(job)) is not None}
     trained = {client: old for client, (old, _) in found.items()}
     todo = [job for job in jobs if job.client not in found]
     failed: dict[int, str] = {}
     progress("clients", len(found), len(jobs))
     begin = time.perf_counter()
+    to_keep: list[tuple[TrainJob, Trained, float]] = []
 
     def done(which: int, outcome: Done | Failed) -> None:
         job = todo[which]
@@ -216,15 +219,16 @@ def _train(
             failed[job.client] = outcome.reason
         else:
             trained[job.client] = outcome.value
-            if kept is not None and time.perf_counter() - begin > WORTH_SECONDS:
-                kept.keep(job, outcome.value, outcome.seconds)
+            to_keep.append((job, outcome.value, outcome.seconds))
+        while kept is not None and to_keep and time.perf_counter() - begin > WORTH_SECONDS:
+            kept.keep(*to_keep.pop())
         progress("clients", len(trained) + len(failed), len(jobs))
 
     for _ in sim.pool.map(todo, done=done, should_stop=should_stop):
         pass
     if should_stop():
         raise Stopped
-    before = sum(seconds for _, seconds in found.values()) / max(1, len(sim.pool.pids))
+    before = sum(seconds for _, seconds in found.values()) / max(1, min(len(jobs), len(sim.pool.pids)))
     aside = [SetAside(c, failed[c]) for c in cohort if c in failed]
     return {c: trained[c] for c in cohort if c in trained}, aside, before
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 import fedbe
-from fedbe import data
+from fedbe import data, plugins
 from fedbe.data import Task
 from fedbe.ensemble import Member
 from fedbe.errors import RunError
@@ -151,7 +151,7 @@ def execute(
         identity = _identity(recipe, info, federation)
         state = checkpoint.latest(folder, identity) or _first(sim)
         _forget_after(folder, state.round)
-        made_with = f"{identity['code']}, torch {identity['torch']}"
+        made_with = f"{identity['code']}, {identity['model']}, torch {identity['torch']}"
         own = Kept(folder / "trained", federation, sim.bench.plan, made_with)
         first = replace(own, folder=first_round or own.folder)
         observer.begin(f"{sim.method.title}, seed {info.seed}", sim.rounds, state.round)
@@ -168,6 +168,7 @@ def execute(
             return False
         finally:
             observer.end()
+        own.clear()
         _finish(folder, sim, state, info)
     return True
 
@@ -240,12 +241,14 @@ def _identity(recipe: Recipe, info: RunInfo, federation: Federation) -> dict[str
         "precision": info.precision,
         "data": federation.digest[:16],
         "code": code_version(),
+        "model": plugins.source_digest(recipe.model.name) if ":" in recipe.model.name else recipe.model.name,
         "torch": torch.__version__,
     }
 
 
+@cache
 def code_version() -> str:
-    """The version, and a digest of the package's own source: another source, other numbers."""
+    """The version, and a digest of the package's own source as it was loaded: another source, other numbers."""
     digest = hashlib.sha256()
     root = Path(fedbe.__file__).parent
     for path in sorted(root.rglob("*.py")):

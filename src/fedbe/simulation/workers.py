@@ -56,7 +56,11 @@ class _Worker:
         self.process.start()
         theirs.close()
         self.job: int | None = None
+        self.turn: object = None  # the call of `map` that the job is of
         self.since = 0.0
+
+    def busy_for(self, turn: object) -> bool:
+        return self.job is not None and self.turn is turn
 
     def close(self) -> None:
         self.pipe.close()
@@ -109,7 +113,7 @@ class Pool:
         `done` is called with the number of a job and its outcome, whenever one finishes. If `should_stop`, the workers
         end what they are at and begin nothing new; if jobs are left then, `Stopped` is raised.
         """
-        source = enumerate(jobs)
+        source, turn = enumerate(jobs), object()
         waiting: dict[int, Job] = {}  # drawn and not finished
         attempts: dict[int, int] = {}
         queue: deque[int] = deque()
@@ -126,46 +130,53 @@ class Pool:
                 queue.append(number)
                 drawn += 1
                 if ahead is not None:
-                    self._hand_out(queue, waiting)
+                    self._hand_out(queue, waiting, turn)
             if next_out in finished:
                 yield finished.pop(next_out)
                 next_out += 1
                 continue
             if exhausted and next_out == drawn:
                 return
-            if not should_stop():
-                self._hand_out(queue, waiting)
-            elif all(worker.job is None for worker in self._workers):
+            stopping = should_stop()
+            if stopping and not any(worker.busy_for(turn) for worker in self._workers):
                 raise Stopped
-            for number, outcome in self._collect(attempts):
+            if not stopping:
+                self._hand_out(queue, waiting, turn)
+            for number, outcome in self._collect(attempts, turn):
                 if outcome is None:
                     queue.appendleft(number)
-                else:
-                    finished[number] = outcome
-                    del waiting[number]
-                    if done is not None:
-                        done(number, outcome)
+                    continue
+                finished[number] = outcome
+                del waiting[number]
+                if done is not None:
+                    if not should_stop():
+                        self._hand_out(queue, waiting, turn)  # the worker need not wait for what `done` does
+                    done(number, outcome)
 
-    def _hand_out(self, queue: deque[int], waiting: dict[int, Job]) -> None:
+    def _hand_out(self, queue: deque[int], waiting: dict[int, Job], turn: object) -> None:
         for i, worker in enumerate(self._workers):
             if not queue:
                 return
-            if worker.job is None:
-                worker.job, worker.since = queue.popleft(), time.perf_counter()
-                try:
-                    worker.pipe.send(("job", _plain(waiting[worker.job])))
-                except (BrokenPipeError, ConnectionResetError):
-                    queue.appendleft(worker.job)
-                    self._replace(i)
+            if worker.busy_for(turn):
+                continue
+            if worker.job is not None:  # of a call that was given up: its outcome must not be taken for another's
+                self._replace(i)
+                worker = self._workers[i]
+            worker.job, worker.turn, worker.since = queue.popleft(), turn, time.perf_counter()
+            try:
+                worker.pipe.send(("job", _plain(waiting[worker.job])))
+            except (BrokenPipeError, ConnectionResetError):
+                queue.appendleft(worker.job)
+                self._replace(i)
 
-    def _collect(self, attempts: dict[int, int]) -> Iterator[tuple[int, Outcome | None]]:
+    def _collect(self, attempts: dict[int, int], turn: object) -> Iterator[tuple[int, Outcome | None]]:
         """Wait for something to happen; (number, None) means that the job must be done again."""
-        busy = [w for w in self._workers if w.job is not None]
+        busy = [w for w in self._workers if w.busy_for(turn)]
         if not busy:
             return
-        wait([w.pipe for w in busy])
+        ready = set(wait([w.pipe for w in busy]))
         for i, worker in enumerate(self._workers):
-            if worker.job is None or not worker.pipe.poll():
+            if worker.job is None or worker.pipe not in ready:
                 continue
             number = worker.job
             try:
