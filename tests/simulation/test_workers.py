@@ -163,10 +163,21 @@ def test_a_stop_after_the_last_job_was_begun_loses_nothing(ready: Pool, jobs) ->
 
 
 def test_outcomes_of_a_map_that_was_given_up_are_never_taken_for_another_s(ready: Pool, jobs) -> None:  # type: ignore[no-untyped-def]
-    def cannot_write(number: int, _: object) -> None:
-        raise RunError(f"the disk is full at {number}")
-
     with pytest.raises(RunError, match="disk is full"):
-        list(ready.map([jobs.Echo(100), jobs.Echo(101, 0.3), jobs.Echo(102, 0.3)], done=cannot_write))
+        list(ready.map([jobs.Echo(100), jobs.Echo(101, 0.3), jobs.Echo(102, 0.3)], done=_cannot_write))
     again = list(ready.map([jobs.Echo(i) for i in range(4)]))
     assert [o.value for o in again if isinstance(o, Done)] == [0, 1, 2, 3]
+
+
+def test_a_worker_that_nobody_waits_for_ends_quietly(small: Recipe, jobs, capfd: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    with Pool(1) as workers:
+        workers.configure(prepare(small, 0), Plan())
+        assert len(list(workers.map([jobs.Echo(0)]))) == 1  # it is up
+        with pytest.raises(RunError):
+            for _ in workers.map([jobs.Echo(1), jobs.Echo(2, 0.5)], done=_cannot_write):
+                pass
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def _cannot_write(number: int, _: object) -> None:
+    raise RunError(f"the disk is full at {number}")

@@ -230,7 +230,10 @@ def _serve(pipe: Connection) -> None:
             answer = ("done", _plain(_tensors(value).run(federation, bench)))
         except Exception as error:
             answer = ("failed", f"{type(error).__name__}: {error}")
-        pipe.send(answer)
+        try:
+            pipe.send(answer)
+        except OSError:  # the pool was closed meanwhile
+            return
 
 
 def _mapped(value: Any, convert: Callable[[Any], Any]) -> Any:
