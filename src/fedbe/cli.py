@@ -249,7 +249,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: bool(came)
     except KeyboardInterrupt:
-        err.print("stopped at once; every finished round is kept, and the clients that are done")
+        err.print("stopped at once; every finished round is kept, and of a long round the clients that are done")
         raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGINT, before)

@@ -133,6 +133,16 @@ def test_what_was_done_in_the_first_seconds_of_a_long_round_is_kept_too(
     assert len(list((folder / "trained").iterdir())) == 3
 
 
+def test_a_stop_that_is_asked_for_loses_nothing_of_a_short_round_either(
+    tmp_path: Path, small: Recipe, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "WORTH_SECONDS", float("inf"))
+    folder = run.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
+    watch = Clients(3)
+    assert not run.execute(folder, pool, watch, should_stop=watch.should_stop)
+    assert len(list((folder / "trained").iterdir())) == 3
+
+
 def test_a_place_that_cannot_be_written_ends_no_run(kept: Kept, job: TrainJob) -> None:
     kept.folder.write_text("a file where the folder should be")
     kept.keep(job, _result(job), 1.0)

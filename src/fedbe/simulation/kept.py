@@ -19,7 +19,7 @@ from fedbe.simulation.jobs import TrainJob
 from fedbe.simulation.tensors import UNREADABLE, model_of, part, read_tensors, tensors_of, write_tensors
 from fedbe.workbench import Plan
 
-WORTH_SECONDS = 5.0  # of a round's training: what is over sooner is done again rather than written and read
+WORTH_SECONDS = 5.0  # of a round's training: what is over sooner is written only if a stop is asked for
 
 
 @dataclass(frozen=True, eq=False)

@@ -220,14 +220,22 @@ def _train(
         else:
             trained[job.client] = outcome.value
             to_keep.append((job, outcome.value, outcome.seconds))
-        while kept is not None and to_keep and time.perf_counter() - begin > WORTH_SECONDS:
-            kept.keep(*to_keep.pop())
+        if time.perf_counter() - begin > WORTH_SECONDS:
+            keep()
         progress("clients", len(trained) + len(failed), len(jobs))
 
-    for _ in sim.pool.map(todo, done=done, should_stop=should_stop):
-        pass
-    if should_stop():
-        raise Stopped
+    def keep() -> None:
+        while kept is not None and to_keep:
+            kept.keep(*to_keep.pop())
+
+    try:
+        for _ in sim.pool.map(todo, done=done, should_stop=should_stop):
+            pass
+        if should_stop():
+            raise Stopped
+    except Stopped:
+        keep()
+        raise
     before = sum(seconds for _, seconds in found.values()) / max(1, min(len(jobs), len(sim.pool.pids)))
     aside = [SetAside(c, failed[c]) for c in cohort if c in failed]
     return {c: trained[c] for c in cohort if c in trained}, aside, before
