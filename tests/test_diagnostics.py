@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedbe.diagnostics import confidence, quality
-from fedbe.errors import SettingError
+from fedbe.errors import AggregationError, SettingError
 
 
 def test_by_hand():
@@ -50,3 +50,8 @@ def test_dense_predictions_count_every_position(rng):
 def test_labels_that_do_not_fit(labels, message):
     with pytest.raises(SettingError, match=message):
         quality(torch.full((2, 2), 0.5), labels)
+
+
+def test_predictions_that_are_not_finite():
+    with pytest.raises(AggregationError, match="predictions are NaN or infinite: it has diverged"):
+        quality(torch.tensor([[0.5, 0.5], [float("nan"), 0.5]]), torch.tensor([0, 1]))

@@ -11,6 +11,7 @@ from fedbe.distill import DistillSettings, distill, loss_function, schedule, sha
 from fedbe.ensemble import predict
 from fedbe.errors import AggregationError, SettingError
 from fedbe.inputs import TensorInputs
+from fedbe.norm import calibration_batches
 from fedbe.seeds import generator
 from fedbe.workbench import Plan, Workbench
 
@@ -134,7 +135,7 @@ def _by_hand(module, inputs, targets, settings, draw, sizes, collect):
         with torch.no_grad():
             for i, p in enumerate(module.parameters()):
                 p.copy_(torch.stack([point[i] for point in points]).mean(0))
-        update_bn(inputs.split(8), module)  # 8 8 6: the plan's batches, plain inputs
+        update_bn([inputs[i] for i in calibration_batches(22, 8)], module)  # 8 7 7 plain inputs
     return module
 
 
@@ -203,7 +204,7 @@ def test_augmentation_is_for_the_steps_only(network, inputs_for):
     assert len({float(s) for s in seen}) == 8
     plain = copy.deepcopy(module)
     plain.load_state_dict(bench.layout.unpack(student))
-    update_bn(inputs.split(8), plain)
+    update_bn([inputs[i] for i in calibration_batches(22, 8)], plain)
     torch.testing.assert_close(bench.layout.pack(plain.state_dict()).buffers, student.buffers, rtol=1e-9, atol=1e-9)
 
 

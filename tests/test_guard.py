@@ -260,7 +260,12 @@ def test_the_global_state_must_fit():
 
 @pytest.mark.parametrize(
     ("limits", "message"),
-    [({"min_clients": 0}, "`min_clients` must be >= 1"), ({"max_norm_ratio": 1.0}, "`max_norm_ratio` must be > 1")],
+    [
+        ({"min_clients": 0}, "`min_clients` must be a whole number >= 1, got 0"),
+        ({"min_clients": "2"}, "`min_clients` must be a whole number >= 1, got '2'"),
+        ({"max_norm_ratio": 1.0}, "`max_norm_ratio` must be a number > 1, got 1.0"),
+        ({"max_norm_ratio": None}, "`max_norm_ratio` must be a number > 1, got None"),
+    ],
 )
 def test_limits(limits, message):
     with pytest.raises(SettingError, match=message):

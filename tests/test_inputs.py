@@ -96,7 +96,7 @@ def test_augmentation_that_cannot_work():
 
 @pytest.mark.parametrize(
     ("count", "size", "expected"),
-    [(6, 2, [2, 2, 2]), (7, 3, [3, 4]), (5, 3, [3, 2]), (1, 4, [1]), (2, 1, [2]), (4, 9, [4])],
+    [(6, 2, [2, 2, 2]), (7, 3, [3, 4]), (5, 3, [3, 2]), (1, 4, [1]), (3, 1, [1, 1, 1]), (4, 9, [4])],
 )
 def test_a_last_batch_of_one_joins_the_one_before(count, size, expected):
     parts = list(batches(count, size))

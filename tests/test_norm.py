@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedbe import ClientUpdate, FedBE, ModelState
-from fedbe.ensemble import predict
+from fedbe import ClientUpdate, FedBE, ModelState, OneEnsemble
+from fedbe.errors import SettingError
 from fedbe.inputs import TensorInputs
-from fedbe.norm import invalid_variance, keep_valid, recalibrate, undecayed, with_statistics
+from fedbe.norm import calibration_batches, invalid_variance, keep_valid, recalibrate, undecayed, with_statistics
 from fedbe.servers.context import Context, Draft, Round, StepInfo
 from fedbe.servers.teacher import Teacher
 from fedbe.updates import Update
@@ -18,7 +18,7 @@ def _fresh(module: nn.Module, inputs: torch.Tensor, batch: int) -> tuple[torch.T
     """The cumulative mean over batches of the batch mean and the unbiased batch variance before a BatchNorm1d at 1."""
     module.eval()
     with torch.no_grad():
-        parts = [module[0](b) for b in inputs.split(batch)]
+        parts = [module[0](inputs[index]) for index in calibration_batches(len(inputs), batch)]
     return torch.stack([p.mean(0) for p in parts]).mean(0), torch.stack([p.var(0) for p in parts]).mean(0)
 
 
@@ -101,7 +101,6 @@ def test_averaged(teach):
     mean = torch.stack([u.state.buffers for u in updates]).mean(0)
     for member in members:
         torch.testing.assert_close(member.state.buffers, mean)
-        assert not member.recalibrate
 
 
 def test_sampled(teach):
@@ -111,15 +110,54 @@ def test_sampled(teach):
     assert all(invalid_variance(m.state, bench.layout) is None for m in members)
 
 
-def test_recalibrated(teach, inputs_for):
-    bench, _, (member,) = teach(samples=1, statistics="recalibrated")
-    assert member.recalibrate
-    inputs = TensorInputs(inputs_for("mlp-bn"))
-    got = predict(bench, member.state, inputs, calibrate=True)
-    bench.load(member.state)
-    recalibrate(bench, inputs)
-    torch.testing.assert_close(got, predict(bench, bench.read(), inputs))
-    assert not torch.allclose(got, predict(bench, member.state, inputs))
+def test_recalibrated(teach, network, inputs_for):
+    """Measured on the server's inputs when the member is made, whatever it is asked about later."""
+    bench, _, members = teach(samples=2, statistics="recalibrated")
+    _, _, plain = teach(samples=2, statistics="averaged")
+    for member, sample in zip(members, plain, strict=True):
+        assert torch.equal(member.state.params, sample.state.params)
+        module = network("mlp-bn")
+        module.load_state_dict(bench.layout.unpack(member.state))
+        mean, variance = _fresh(module, inputs_for("mlp-bn"), bench.plan.batch)
+        named = bench.layout.unpack(member.state)
+        torch.testing.assert_close(named["1.running_mean"], mean)
+        torch.testing.assert_close(named["1.running_var"], variance)
+
+
+def test_what_kept_members_answer_does_not_depend_on_what_else_is_asked(network, inputs_for, replies):
+    module = network("mlp-bn")
+    server = OneEnsemble(module, unlabeled=inputs_for("mlp-bn"), members="SC", statistics="recalibrated")
+    state = server.aggregate(module.state_dict(), replies(module))
+    asked = inputs_for("mlp-bn", 9, seed=1)
+    together = server.predict(state, asked)
+    torch.testing.assert_close(server.predict(state, asked[:1]), together[:1])
+    with pytest.raises(SettingError, match="1-Ensemble asks models about inputs that the server owns"):
+        OneEnsemble(module, members="SC", statistics="recalibrated")
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "sizes"),
+    [(24, 8, [8, 8, 8]), (252, 250, [126, 126]), (5, 2, [3, 2]), (3, 2, [3]), (3, 1, [3]), (4, 1, [2, 2]), (1, 5, [1])],
+)
+def test_calibration_batches_are_even_and_cover_all(count, size, sizes):
+    parts = calibration_batches(count, size)
+    assert [len(p) for p in parts] == sizes
+    assert sorted(torch.cat(parts).tolist()) == list(range(count))
+
+
+def test_inputs_that_lie_sorted_by_class_give_the_whole_variance():
+    """Within a class the variance is 1; between the five classes it is 50."""
+    draw = torch.Generator().manual_seed(0)
+    inputs = torch.randn(1000, 1, generator=draw) + torch.tensor([-10.0, -5, 0, 5, 10]).repeat_interleave(200)[:, None]
+    bench = Workbench(nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)), Plan(batch=200))
+    recalibrate(bench, TensorInputs(inputs))
+    assert float(bench.module[0].running_var) == pytest.approx(float(inputs.var()), rel=0.02)
+    assert float(bench.module[0].running_mean) == pytest.approx(float(inputs.mean()), abs=1e-5)
+
+
+def test_a_single_input_cannot_be_measured(network, inputs_for):
+    with pytest.raises(SettingError, match="BatchNorm cannot learn from a single input"):
+        recalibrate(Workbench(network("mlp-bn")), TensorInputs(inputs_for("mlp-bn", 1)))
 
 
 @pytest.mark.parametrize("statistics", ["averaged", "sampled"])

@@ -26,6 +26,18 @@ class TestMoments:
         assert moments.variance[1].tolist() == [12.0]
         assert moments.weight == 4
 
+    @pytest.mark.parametrize("scale", [1e-300, 1e-45, 1e15, 1e300])
+    def test_only_the_proportions_of_weights_matter(self, state, scale):
+        moments = Moments(variance=True)
+        moments.add(state(A, [8.0]), 1 * scale)
+        moments.add(state(B, [0.0]), 3 * scale)
+        torch.testing.assert_close(moments.mean.params, torch.tensor(MEAN))
+        torch.testing.assert_close(moments.variance[0], torch.tensor(VARIANCE))
+
+    def test_something_else_than_a_state(self):
+        with pytest.raises(StateError, match="`state` must be a ModelState"):
+            Moments().add({"weight": torch.zeros(2)}, 1)
+
     def test_merging_a_tree_is_adding_in_a_row(self, state, rng):
         states = [state(torch.randn(50, generator=rng, dtype=torch.float64), dtype=torch.float64) for _ in range(7)]
         weights = [1, 5, 2, 9, 3, 4, 8]
@@ -159,7 +171,6 @@ class TestLayout:
         assert layout.size == sum(p.numel() for p in module.parameters()) == 9 + 3 + 3 + 3 + 3 + 1
         assert layout.aliases["second.weight"] == "first.weight"
         assert layout.aliases["again.running_var"] == "norm.running_var"
-        assert "scale" not in layout.trainable
 
     def test_pack_copies(self):
         module = nn.Linear(2, 1)

@@ -43,6 +43,28 @@ def test_a_buffer_with_two_names_of_which_one_is_saved():
     module.register_buffer("saved", module.scratch)
     bench = Workbench(module)
     assert bench.layout.unpack(bench.read())["saved"].tolist() == [1, 1, 1]
+    bench.load(bench.layout.pack({**module.state_dict(), "saved": torch.full((3,), 5.0)}))
+    assert bench.module.saved.tolist() == [5, 5, 5]
+
+
+def test_what_a_model_leaves_in_buffers_that_are_not_saved_does_not_reach_the_next_one():
+    module = nn.Linear(2, 2)
+    module.register_buffer("seen", torch.zeros(1), persistent=False)
+    bench = Workbench(module)
+    bench.module.seen += 3
+    bench.load(bench.layout.pack(module.state_dict()))
+    assert bench.module.seen.tolist() == [0]
+
+
+def test_one_logit_is_too_little():
+    with pytest.raises(ModelError, match="returns one logit"):
+        Workbench(nn.Linear(3, 1)).logits(torch.zeros(4, 3))
+
+
+def test_sparse_gradients_are_refused_before_training():
+    layers = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))
+    with pytest.raises(ModelError, match="sparse gradients in '0'"):
+        Workbench(layers).trainable()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

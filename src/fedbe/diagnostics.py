@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from fedbe.errors import SettingError
+from fedbe.errors import AggregationError, SettingError
 
 ECE_BINS = 15
 
@@ -37,6 +37,8 @@ def quality(probabilities: Tensor, labels: Tensor) -> Quality:
     (0.5, 0.85, 0.45)
     """
     labels = _checked(labels, probabilities)
+    if not bool(torch.isfinite(probabilities).all()):
+        raise AggregationError("the model's predictions are NaN or infinite: it has diverged; lower the step size")
     top, predicted = probabilities.max(1)
     right = (predicted == labels).double().flatten()
     top = top.double().flatten()

@@ -10,7 +10,7 @@ from torch.optim.swa_utils import get_swa_multi_avg_fn
 
 from fedbe.errors import AggregationError, SettingError, nearest
 from fedbe.inputs import Inputs, batches
-from fedbe.norm import recalibrate, with_statistics
+from fedbe.norm import check_batch, recalibrate
 from fedbe.optim import SGD
 from fedbe.seeds import global_rng
 from fedbe.states import ModelState
@@ -64,9 +64,11 @@ class DistillSettings:
                 "`server_lr_min` must not be above `server_lr`, "
                 f"got {self.server_lr_min} and {self.server_lr}: set both"
             )
-        for name in ("swa_start_steps", "server_momentum", "server_weight_decay"):
+        for name in ("swa_start_steps", "server_weight_decay"):
             if not getattr(self, name) >= 0:
                 raise SettingError(f"`{name}` must be >= 0, got {getattr(self, name)}")
+        if not 0 <= self.server_momentum < 1:
+            raise SettingError(f"`server_momentum` must be in [0, 1), got {self.server_momentum}")
 
 
 @dataclass(frozen=True)
@@ -145,8 +147,7 @@ def distill(
 
     Returns the last SGD point, or the mean of the collected SWA points with BatchNorm statistics measured anew.
     """
-    if len(inputs) == 1 and with_statistics(bench.module):
-        raise SettingError("BatchNorm cannot learn from a single input: give more of them in `unlabeled`")
+    check_batch(bench.module, min(len(inputs), settings.server_batch))
     bench.load(start)
     bench.module.train()
     parameters = [p for _, p in bench.trainable()]

@@ -9,7 +9,6 @@ from torch import Tensor
 from fedbe.diagnostics import Quality, confidence, quality
 from fedbe.errors import AggregationError, SettingError
 from fedbe.inputs import Inputs, batches
-from fedbe.norm import recalibrate
 from fedbe.states import ModelState
 from fedbe.workbench import Workbench
 
@@ -18,11 +17,10 @@ MEMBER_KINDS = {"S": "samples of the posterior", "A": "the average", "C": "the c
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """One voter: `name` says what it is (S1, A, client 3)."""
+    """One voter: `name` says what it is (sample 1, average, client 3)."""
 
     name: str
     state: ModelState
-    recalibrate: bool = False
 
 
 # How members become probabilities [J, classes, …], in the order of the members. The simulator hands in one that
@@ -68,11 +66,9 @@ def parse_members(letters: str) -> frozenset[str]:
 
 
 @torch.no_grad()
-def predict(bench: Workbench, state: ModelState, inputs: Inputs, *, calibrate: bool = False) -> Tensor:
+def predict(bench: Workbench, state: ModelState, inputs: Inputs) -> Tensor:
     """Probabilities [J, classes, …] of one model, in evaluation mode, on plain inputs."""
     bench.load(state)
-    if calibrate:
-        recalibrate(bench, inputs)
     bench.module.eval()
     probabilities: Tensor | None = None
     for index in batches(len(inputs), bench.plan.batch):
@@ -89,7 +85,7 @@ def local_predictor(bench: Workbench, inputs: Inputs) -> Predictor:
 
     def run(members: Iterable[Member]) -> Iterator[Tensor]:
         for member in members:
-            yield predict(bench, member.state, inputs, calibrate=member.recalibrate)
+            yield predict(bench, member.state, inputs)
 
     return run
 

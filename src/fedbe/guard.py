@@ -33,10 +33,14 @@ class Limits:
     max_norm_ratio: float = 100.0
 
     def __post_init__(self) -> None:
-        if self.min_clients < 1:
-            raise SettingError(f"`min_clients` must be >= 1, got {self.min_clients}")
-        if not self.max_norm_ratio > 1:
-            raise SettingError(f"`max_norm_ratio` must be > 1, got {self.max_norm_ratio}")
+        check_count("min_clients", self.min_clients)
+        if not isinstance(self.max_norm_ratio, Real) or not self.max_norm_ratio > 1:
+            raise SettingError(f"`max_norm_ratio` must be a number > 1, got {self.max_norm_ratio!r}")
+
+
+def check_count(name: str, value: object) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise SettingError(f"`{name}` must be a whole number >= 1, got {value!r}")
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def as_inputs(
 
 
 def batches(count: int, size: int, order: Tensor | None = None) -> Iterator[Tensor]:
-    """Index tensors that cover `count` examples; a last batch of one joins the one before it.
+    """Index tensors that cover `count` examples; a last batch of one joins the one before it (unless all are of one).
 
     BatchNorm cannot be trained on a batch of one, and dropping the example would lose it.
 
@@ -83,7 +83,7 @@ def batches(count: int, size: int, order: Tensor | None = None) -> Iterator[Tens
     """
     order = torch.arange(count) if order is None else order
     parts = list(torch.split(order, size))
-    if len(parts) > 1 and len(parts[-1]) == 1:
+    if size > 1 and len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
     yield from parts
 

@@ -8,6 +8,7 @@ from typing import Any
 from fedbe.clients.rules import ControlVariate, LocalRule, Prox
 from fedbe.errors import SettingError, nearest
 from fedbe.servers.stages import ControlUpdate, Distill, KeepMembers, Mean, Momentum, Stage
+from fedbe.servers.teacher import Teacher
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Method:
 
     @property
     def needs_unlabeled(self) -> bool:
-        return any(isinstance(stage, Distill) for stage in self.stages)
+        return any(isinstance(stage, Teacher) and stage.needs_unlabeled for stage in self.stages)
 
     @property
     def needs_rounds(self) -> bool:
@@ -70,7 +71,7 @@ def _check_kind(name: str, default: Any, value: Any) -> None:
     elif isinstance(default, int):
         kind, what = Integral, "a whole number"
     else:
-        kind, what = (Real, Mapping), "a number"
+        kind, what = (Real, Mapping) if name == "alpha" else Real, "a number"
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise SettingError(f"`{name}` must be {what}, got {value!r}")
 

@@ -8,12 +8,16 @@
 GroupNorm and LayerNorm keep no statistics, so only the last point concerns them.
 """
 
+import math
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fedbe.inputs import Inputs, batches
+from fedbe.errors import SettingError
+from fedbe.inputs import Inputs
+from fedbe.seeds import generator
 from fedbe.states import Layout, ModelState
 from fedbe.workbench import Workbench
 
@@ -50,16 +54,23 @@ def invalid_variance(state: ModelState, layout: Layout) -> str | None:
     return None
 
 
+def check_batch(module: nn.Module, size: int) -> None:
+    """BatchNorm cannot measure the spread of a single input."""
+    if size == 1 and with_statistics(module):
+        raise SettingError("BatchNorm cannot learn from a single input: give more of them, in batches of two or more")
+
+
 @torch.no_grad()
 def recalibrate(bench: Workbench, inputs: Inputs) -> None:
     """Measure the running statistics of the module on the bench anew: their mean over batches of plain inputs.
 
     As torch's `update_bn`, but only BatchNorm is in training mode: dropout is off, as it is when the model is asked
-    later, so nothing here is random.
+    later.
     """
     layers = with_statistics(bench.module)
     if not layers:
         return
+    check_batch(bench.module, len(inputs))
     bench.module.eval()
     momenta = [layer.momentum for layer in layers]
     try:
@@ -67,8 +78,18 @@ def recalibrate(bench: Workbench, inputs: Inputs) -> None:
             layer.reset_running_stats()
             layer.momentum = None  # torch's word for the plain mean of all batches
             layer.train()
-        for index in batches(len(inputs), bench.plan.batch):
+        for index in calibration_batches(len(inputs), bench.plan.batch):
             bench.logits(inputs.batch(index))
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
+
+
+def calibration_batches(count: int, size: int) -> tuple[Tensor, ...]:
+    """Batches of one size, give or take one, in a mixed order that is always the same.
+
+    Each batch has the same say in the mean: a small one at the end would have too much. And inputs often lie sorted by
+    class: the variance within a batch would then lack that between classes.
+    """
+    parts = max(1, min(math.ceil(count / size), count // 2))
+    return torch.randperm(count, generator=generator(0, role="recalibrate")).tensor_split(parts)

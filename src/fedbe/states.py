@@ -95,7 +95,6 @@ class Layout:
         self.params = _slots(params)
         self.buffers = _slots({n: t for n, t in rest.items() if t.is_floating_point()})
         self.counters = {n: (t.shape, t.dtype) for n, t in rest.items() if not t.is_floating_point()}
-        self.trainable = frozenset(n for n, p in params.items() if p.requires_grad)
         self.device = _only_device(entries)
         double = any(t.dtype == torch.float64 for t in entries.values())
         self.dtype = torch.float64 if double else torch.float32
@@ -167,7 +166,8 @@ class Layout:
 
     def _check_keys(self, named: Mapping[str, Tensor], what: str) -> None:
         missing = [k for k in self.keys if k not in named]
-        extra = [str(k) for k in named if k not in set(self.keys)]
+        known = set(self.keys)
+        extra = [str(k) for k in named if k not in known]
         problems = [f"lacks {_some(missing)}"] if missing else []
         problems += [f"has unknown {_some(extra)}"] if extra else []
         if problems:
@@ -221,6 +221,10 @@ def _check_supported(entries: Mapping[str, Tensor]) -> None:
             raise ModelError(f"`model` has '{name}' in {tensor.dtype}; supported are {_dtype_names()}")
         if tensor.is_complex():
             raise ModelError(f"`model` has the complex '{name}'; only real parameters can be averaged here")
+        if name.rsplit(".", 1)[-1] == "_extra_state":
+            raise ModelError(f"`model` keeps an extra state, '{name}', which cannot be averaged: move it into buffers")
+        if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
+            raise ModelError(f"`model` has '{name}' in {tensor.dtype}, in which torch cannot compute: take int64")
         if isinstance(tensor, nn.Parameter) and not tensor.is_floating_point():
             raise ModelError(f"`model` has the integer parameter '{name}': make it a buffer")
     if not any(isinstance(t, nn.Parameter) for t in entries.values()):
@@ -243,10 +247,11 @@ def _only_device(entries: Mapping[str, Tensor]) -> torch.device:
 class Moments:
     """Weighted mean and, on request, variance of a stream of states, in two models' worth of memory.
 
-    West's update, for weights n_i with running total W:
-        δ = w_i − μ;   μ ← μ + (n_i/W) δ;   S ← S + n_i (1 − n_i/W) δ²;   variance = S / W
-    Identical states give exactly themselves and variance 0. `merge` joins two streams (Chan et al.):
-        δ = μ_b − μ_a;   μ = μ_a + (W_b/W) δ;   S = S_a + S_b + (W_a W_b/W) δ²
+    West's update, for weights n_i with running total W (n_i included) and s = n_i/W:
+        δ = w_i − μ;   μ ← μ + s δ;   V ← (1 − s)(V + s δ²)
+    Identical states give exactly themselves and variance 0. `merge` joins two streams (Chan et al.), with s = W_b/W:
+        δ = μ_b − μ_a;   μ = μ_a + s δ;   V = (1 − s)(V_a + s δ²) + s V_b
+    Only shares of the total enter, so weights may be as small or as large as floating-point numbers are.
     Counters keep their integer dtype: the element-wise maximum.
     """
 
@@ -260,6 +265,10 @@ class Moments:
         """Take one more state in; it is neither kept nor changed."""
         if not (weight > 0 and math.isfinite(weight)):
             raise StateError(f"`weight` must be > 0, got {weight}")
+        if not isinstance(state, ModelState):
+            raise StateError(
+                f"`state` must be a ModelState (Layout(model).pack(state_dict)), got {type(state).__name__}"
+            )
         one = Moments(variance=self._variance)
         one.weight, one._mean = float(weight), state
         self._merge(one)
@@ -287,9 +296,9 @@ class Moments:
             delta = new - mean
             mean.add_(delta, alpha=share)
             if self._spread is not None:
-                self._spread[i].addcmul_(delta, delta, value=self.weight * share)
+                self._spread[i].addcmul_(delta, delta, value=share).mul_(1 - share)
                 if other._spread is not None:
-                    self._spread[i].add_(other._spread[i])
+                    self._spread[i].add_(other._spread[i], alpha=share)
         for name, counter in self._mean.counters.items():
             torch.maximum(counter, theirs.counters[name], out=counter)
         self.weight = total
@@ -303,10 +312,10 @@ class Moments:
 
     @property
     def variance(self) -> tuple[Tensor, Tensor]:
-        """Σ_i (n_i/W)(w_i − μ)² of params and of buffers, element by element (Eq. 5)."""
+        """Σ_i (n_i/W)(w_i − μ)² of params and of buffers, element by element (Eq. 5). Valid until the next `add`."""
         if self._spread is None:
             raise StateError("no variance is tracked: create Moments(variance=True) and add a state")
-        return self._spread[0] / self.weight, self._spread[1] / self.weight
+        return self._spread
 
 
 def _spread_of(moments: Moments, like: ModelState) -> tuple[Tensor, Tensor]:

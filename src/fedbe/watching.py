@@ -29,7 +29,8 @@ def duration(seconds: float) -> str:
 def summary(record: Record) -> str:
     """One round in a few words."""
     if "test" not in record:
-        return f"loss {record['train_loss']:.3f}"
+        loss = record["train_loss"]
+        return "trained nothing" if loss is None else f"loss {loss:.3f}"
     parts = [f"accuracy {100 * record['test']['accuracy']:.1f} %"]
     for key, name in (("test_average", "average"), ("test_ensemble", "ensemble")):
         if key in record:

@@ -55,6 +55,9 @@ class Workbench:
         self._params = [named[s.name] for s in self.layout.params]
         self._buffers = [named[s.name] for s in self.layout.buffers]
         self._counters = {name: named[name] for name in self.layout.counters}
+        # Buffers that no state_dict has: what a model leaves in them must not reach the next one on the bench.
+        saved = {id(t) for t in (*self._buffers, *self._counters.values())}
+        self._unsaved = [(b, b.clone()) for b in self.module.buffers() if id(b) not in saved]
 
     @property
     def device(self) -> torch.device:
@@ -69,6 +72,8 @@ class Workbench:
             tensor.copy_(slot.view(state.buffers))
         for name, counter in self._counters.items():
             counter.copy_(state.counters[name])
+        for buffer, first in self._unsaved:
+            buffer.copy_(first)
 
     @torch.no_grad()
     def read(self) -> ModelState:
@@ -97,6 +102,10 @@ class Workbench:
                 f"`model` must return logits of shape [N, classes, …] with N = {len(batch)}, "
                 f"got {out.dtype} of shape {list(out.shape)}"
             )
+        if out.shape[1] < 2:
+            raise ModelError(
+                "`model` returns one logit, of which softmax makes 1 for all inputs: give one for each class"
+            )
         return out.to(self.layout.dtype)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
@@ -104,6 +113,9 @@ class Workbench:
         chosen = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         if not chosen:
             raise ModelError("`model` has no parameter with requires_grad=True, so it cannot be trained")
+        for name, layer in self.module.named_modules():
+            if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
+                raise ModelError(f"`model` has sparse gradients in '{name}', which cannot be used: set sparse=False")
         return chosen
 
 

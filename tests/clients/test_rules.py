@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from fedbe import ControlVariate, Layout, Prox
+from fedbe.clients import rules
 from fedbe.clients.rules import LocalRun, travelled
 from fedbe.errors import SettingError
 
@@ -40,6 +41,10 @@ class TestProx:
         one = run()
         Prox(mu=0.5, prox_form="unsquared").start(one).correct()
         assert _gradient(one) == pytest.approx([1.15, 1.2, 1.0, 1.0, 1.0, 1.0])
+
+    def test_unsquared_leaves_a_bias_alone_whatever_its_module_is_called(self):
+        assert rules._pull("weightnet.bias", torch.ones(4)) == 0
+        assert rules._pull("net.weight", torch.ones(4)) == 0.25
 
     @pytest.mark.parametrize("form", ["squared", "unsquared"])
     def test_no_pull_at_the_center_and_none_without_mu(self, run, form):

@@ -146,6 +146,8 @@ def test_weights_are_xavier_uniform_and_biases_zero(name):
         (("resnet20", 10, (3, 32, 32)), {"norms": "group"}, "no setting 'norms': did you mean 'norm'"),
         (("convnet", 10, (3, 32, 32)), {"extra_layers": -1}, "`extra_layers` must be >= 0"),
         (("mlp", 10, (2,)), {"hidden": (0,)}, "`hidden` must be widths >= 1"),
+        (("mlp", 10, (2,)), {"hidden": 5}, "model 'mlp' cannot be made with hidden = 5: 'int' object is not iterable"),
+        (("convnet", 10, (3, 32, 32)), {"extra_layers": "2"}, "model 'convnet' cannot be made with extra_layers = '2'"),
     ],
 )
 def test_errors(arguments, settings, message):

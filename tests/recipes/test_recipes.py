@@ -59,7 +59,9 @@ def test_what_is_dumped_is_the_same_recipe() -> None:
         ("training.clients_per_round=11", "clients_per_round is 11, but there are only 10 clients"),
         ("data.unlabeled_size=301", "unlabeled_size is 301, but the server has only 300 images"),
         ("split.kind=stepp", "'split.kind': input should be 'iid', 'step', 'dirichlet' or 'column', got 'stepp'"),
-        ("evaluation.ensemble=XY", "'evaluation.ensemble': string should match pattern"),
+        ("evaluation.ensemble=XY", "`members` must be one or more of"),
+        ("evaluation.ensemble=SS", "each once, like 'SAC'; got 'SS'"),
+        ("settings.server_lr={a=1}", "`server_lr` must be a number"),
         ("rounds", "a change must look like training.rounds=20, got 'rounds'"),
         ("name.first=x", "cannot set 'name.first': 'name' is a value, not a table"),
         ("variant=mine", "unknown variant 'mine'"),
@@ -70,6 +72,11 @@ def test_what_cannot_work_gets_one_sentence(change: str, sentence: str) -> None:
         load("digits", [change])
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_measured_beside_a_method_is_checked_too() -> None:
+    with pytest.raises(RecipeError, match="unknown posterior 'gausian': did you mean 'gaussian'"):
+        load("digits", ["method=fedavg", "evaluation.ensemble=SAC", "settings.posterior=gausian"])
 
 
 def test_a_recipe_that_is_not_there_or_not_toml(tmp_path: Path) -> None:

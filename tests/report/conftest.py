@@ -35,7 +35,7 @@ def record(number: int, accuracy: float, **more: Any) -> dict[str, Any]:
         "train_loss": 1.0,
         "server": {},
         "bytes": {"down": 3000, "up": 2000},
-        "seconds": {"train": 0.5, "guard": 0.01, "mean": 0.03, "fit": 7.0, "test": 0.2, "round": 0.75},
+        "seconds": {"train": 0.5, "guard": 0.01, "mean": 0.03, "test": 0.2, "round": 0.75},
         "memory_mb": {"train": 100.0 + number, "server": 50.0, "test": 70.0},
         "test": quality(accuracy),
         "test_ensemble": quality(accuracy + 0.05),

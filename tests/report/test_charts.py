@@ -76,7 +76,7 @@ def test_calibration(comparison: Path) -> None:
 def test_time_of_the_server_is_its_own_work_only(comparison: Path) -> None:
     charts = charts_of(comparison)
     seconds = {p.title: {b.method: b.value for b in p.bars} for p in charts["seconds"].panels}
-    assert seconds["members vote"] == pytest.approx({"fedbe": 0.16})  # FedAvg's 7 s of fitting were for measuring
+    assert seconds["members vote"] == pytest.approx({"fedbe": 0.16})
     assert seconds["student learns"] == pytest.approx({"fedbe": 0.3})
     assert seconds["guard and average"] == pytest.approx({"fedavg": 0.04, "fedbe": 0.04})
     sides = {p.title: {b.method: b.value for b in p.bars} for p in charts["sides"].panels}

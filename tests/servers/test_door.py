@@ -155,6 +155,20 @@ def _moved(module, by):
     return {k: v + by if v.is_floating_point() and k not in fixed else v for k, v in module.state_dict().items()}
 
 
+class WithExtraState(nn.Linear):
+    def get_extra_state(self):
+        return torch.zeros(1)
+
+    def set_extra_state(self, state):
+        pass
+
+
+def _with_buffer(tensor):
+    module = nn.Linear(4, 3)
+    module.register_buffer("extra", tensor)
+    return module
+
+
 class TestModels:
     def test_odd_but_allowed(self, inputs_for):
         torch.manual_seed(0)
@@ -218,6 +232,8 @@ class TestModels:
             (lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3, device="meta")), "one device"),
             (lambda: nn.LazyLinear(3), "lazy"),
             (lambda: nn.Linear(4, 3, dtype=torch.complex64), "complex 'weight'"),
+            (lambda: _with_buffer(torch.zeros(2, dtype=torch.uint16)), "'extra' in torch.uint16, in which torch"),
+            (lambda: WithExtraState(4, 3), "keeps an extra state, '_extra_state'"),
             (lambda: "model", r"must be a torch\.nn\.Module, got str"),
         ],
     )
@@ -294,9 +310,9 @@ class TestInputs:
         assert FedBE(network("mlp"), unlabeled=inputs_for("mlp"), variant="tuned", rounds=10).rounds == 10
 
     def test_methods_that_distil_need_them(self, network):
-        with pytest.raises(SettingError, match="FedBE distils on inputs that the server owns: give `unlabeled`"):
+        with pytest.raises(SettingError, match="FedBE asks models about inputs that the server owns: give `unlabeled`"):
             FedBE(network("mlp"))
-        with pytest.raises(SettingError, match="v-Distillation distils"):
+        with pytest.raises(SettingError, match="v-Distillation asks models"):
             VDistillation(network("mlp"))
 
     @pytest.mark.parametrize(
@@ -319,6 +335,28 @@ class TestInputs:
         with pytest.raises(SettingError, match="from 0 to 2, as many as the model's classes"):
             _round(server, module, replies(module))
         assert server.round == 0
+        oracle = FedBE(module, unlabeled=inputs_for("mlp"), labels=torch.full((24,), 9), targets="labels", **QUICK)
+        with pytest.raises(SettingError, match="from 0 to 2, as many as the model's classes"):
+            _round(oracle, module, replies(module))
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"rounds": 0}, "`rounds` must be a whole number >= 1, got 0"),
+            ({"rounds": "3"}, "`rounds` must be a whole number >= 1, got '3'"),
+            ({"total_clients": 2.5}, "`total_clients` must be a whole number >= 1, got 2.5"),
+            ({"min_clients": "2"}, "`min_clients` must be a whole number >= 1, got '2'"),
+        ],
+    )
+    def test_counts_that_are_none(self, network, inputs_for, given, message):
+        with pytest.raises(SettingError, match=message):
+            FedBE(network("mlp"), unlabeled=inputs_for("mlp"), **given)
+
+    def test_batches_of_one_are_too_little_for_batch_norm(self, network, inputs_for, replies):
+        module = network("mlp-bn")
+        server = FedBE(module, unlabeled=inputs_for("mlp-bn"), **QUICK | {"server_batch": 1})
+        with pytest.raises(SettingError, match="BatchNorm cannot learn from a single input"):
+            _round(server, module, replies(module))
 
     def test_small_whole_numbers_are_labels(self, network, inputs_for, replies):
         module = network("mlp")
@@ -336,6 +374,18 @@ class TestRounds:
         with pytest.raises(AggregationError, match="global model is unchanged"):
             _round(server, module, replies(module))
         assert (server.round, dict(server.memory), server.info) == (0, {}, None)
+
+    def test_values_beyond_the_range_of_the_model_s_dtype_are_refused(self):
+        module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)).half()
+        server = FedBE(module, unlabeled=1000 * torch.arange(20.0).reshape(10, 2), **QUICK)
+        with pytest.raises(AggregationError, match=r"'0\.running_var' has values beyond the range of torch\.float16"):
+            _round(server, module, [ClientUpdate(module.state_dict(), 1)])
+        assert server.round == 0
+
+    @pytest.mark.parametrize("updates", [None, ClientUpdate({}, 1)])
+    def test_updates_that_are_none(self, network, updates):
+        with pytest.raises(SettingError, match="`updates` must be ClientUpdates, one after the other"):
+            _round(FedAvg(network("mlp")), network("mlp"), updates)
 
     def test_info_tells_who_and_why(self, network, inputs_for, replies):
         module = network("mlp")

@@ -91,6 +91,20 @@ def test_clients_can_have_epochs_of_their_own(small: Recipe, pool: Pool) -> None
     assert all(1 <= e <= 20 for e in drawn)
 
 
+def test_what_is_fitted_for_measuring_is_no_part_of_the_step(play: Play, small: Recipe) -> None:
+    (record, *_) = run.read_rounds(play("watched", "fedavg", recipe=override(small, ["evaluation.ensemble=SAC"])))
+    assert "test_ensemble" in record
+    assert "fit" not in record["seconds"]
+
+
+def test_clients_of_zero_epochs_have_no_loss(play: Play, small: Recipe) -> None:
+    one_of_both = override(small, ["training.epochs=[0, 1]"])
+    records = run.read_rounds(play("some", "fedavg", recipe=one_of_both))
+    assert all(0 < r["train_loss"] < 10 for r in records)
+    (first, *_) = run.read_rounds(play("none", "fedavg", recipe=override(small, ["training.epochs=0"])))
+    assert first["train_loss"] is None
+
+
 def test_one_round_methods_play_one_long_round(play: Play) -> None:
     folder = play("long", "1-ensemble")
     (record,) = run.read_rounds(folder)
@@ -267,8 +281,12 @@ def test_a_model_that_is_none_is_refused(own: Recipe, name: str, sentence: str, 
 
 
 def test_a_method_that_distils_needs_server_images(play: Play, small: Recipe) -> None:
+    bare = override(small, ["data.server=0"])
     with pytest.raises(RunError, match="FedBE needs images at the server"):
-        play("bare", "fedbe", recipe=override(small, ["data.server=0"]))
+        play("bare", "fedbe", recipe=bare)
+    measured = override(bare, ["evaluation.ensemble=S", "settings.statistics=recalibrated"])
+    with pytest.raises(RunError, match="FedAvg needs images at the server"):
+        play("measured", "fedavg", recipe=measured)
 
 
 def test_a_cut_last_line_is_left_out(tmp_path: Path) -> None:
@@ -289,6 +307,10 @@ def test_the_ensemble_that_is_watched_is_the_recipe_s_even_if_the_method_has_non
         sim = Simulation(recipe, recipe.method_for(name), 0, None, None, None)  # type: ignore[arg-type]
         teacher = sim.teacher(members="S")
         assert (teacher.posterior, teacher.samples, teacher.members) == ("dirichlet", 7, "S")
+    released = load("digits", ["variant=released"])
+    for name in ("fedavg", "fedbe"):
+        sim = Simulation(released, released.method_for(name), 0, None, None, None)  # type: ignore[arg-type]
+        assert (sim.teacher().posterior, sim.teacher().statistics) == ("gaussian-released", "sampled")
 
 
 def test_an_edited_model_of_one_s_own_is_refused(tmp_path: Path, own: Recipe, silent: Any) -> None:

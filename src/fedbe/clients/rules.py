@@ -107,7 +107,7 @@ class _RunningProx:
 
 def _pull(name: str, away: Tensor) -> float:
     length = float(away.norm())
-    return 0.5 / length if "weight" in name and length > 0 else 0.0
+    return 0.5 / length if "weight" in name.rsplit(".", 1)[-1] and length > 0 else 0.0
 
 
 @dataclass(frozen=True)

@@ -48,20 +48,22 @@ def _found(place: Path, hosts: Sequence[str], days: int) -> None:
         except OSError as error:
             raise RunError(f"cannot create {place}: {error.strerror}") from error
         authority, ca = _authority(days)
-        _write(place / "ca.key", _private_pem(authority))
-        _write(place / "ca.pem", ca.public_bytes(Encoding.PEM))
+        write_whole(place / "ca.key", _private_pem(authority))
+        write_whole(place / "ca.pem", ca.public_bytes(Encoding.PEM))
         key = ec.generate_private_key(CURVE)
-        _write(place / "server.key", _private_pem(key))
-        _write(place / "server.pem", _server(key, authority, ca, [*LOCAL, *hosts], days).public_bytes(Encoding.PEM))
+        write_whole(place / "server.key", _private_pem(key))
+        write_whole(
+            place / "server.pem", _server(key, authority, ca, [*LOCAL, *hosts], days).public_bytes(Encoding.PEM)
+        )
 
 
 def node_key(path: Path) -> None:
     """A private key at `path` and its public half at `path`.pub."""
     key = ec.generate_private_key(CURVE)
     with _private():
-        _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        write_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        _write(path.with_name(f"{path.name}.pub"), public + b"\n")
+        write_whole(path.with_name(f"{path.name}.pub"), public + b"\n")
 
 
 @contextmanager
@@ -72,10 +74,6 @@ def _private() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
-
-
-def _write(path: Path, content: bytes) -> None:
-    write_whole(path, content)
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

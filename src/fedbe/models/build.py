@@ -48,7 +48,11 @@ def build(name: str, classes: int, shape: tuple[int, ...], generator: torch.Gene
             hint = nearest(setting, known) if known else "it has none"
             raise SettingError(f"model '{name}' has no setting '{setting}': {hint}")
     with global_rng(generator):
-        module = MODELS[name](classes=classes, shape=shape, **settings)
+        try:
+            module = MODELS[name](classes=classes, shape=shape, **settings)
+        except TypeError as error:
+            given = ", ".join(f"{k} = {v!r}" for k, v in settings.items())
+            raise SettingError(f"model '{name}' cannot be made with {given}: {error}") from error
         module.apply(_initialise)
     return module
 

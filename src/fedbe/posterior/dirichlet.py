@@ -1,6 +1,5 @@
 """Convex combinations of client models with Dirichlet weights: Eq. 7 of the paper."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,8 @@ from fedbe.errors import SettingError
 from fedbe.seeds import numpy_generator
 from fedbe.states import ModelState, weighted_mean
 from fedbe.updates import ClientId, Update
+
+MOST_ALPHA = 1e15  # the mean to the last bit; far beyond it the draws overflow
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +58,11 @@ def _alphas(updates: Sequence[Update], alpha: float | Mapping[ClientId, float]) 
         values = [alpha[u.client] for u in updates]
     else:
         values = [alpha] * len(updates)
-    if not all(v > 0 and math.isfinite(v) for v in values):
-        raise SettingError(f"`alpha` must be > 0 and finite, got {alpha}")
+    for value in values:
+        check_alpha(value)
     return np.array(values, dtype=np.float64)
+
+
+def check_alpha(alpha: float) -> None:
+    if not 0 < alpha <= MOST_ALPHA:
+        raise SettingError(f"`alpha` must be > 0 and at most {MOST_ALPHA:g}, got {alpha}")

@@ -1,5 +1,6 @@
 """Diagonal Gaussians over models: Eq. 5 of the paper, and the form of the authors' released program."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ class Gaussian:
         """From moments that were streamed or merged elsewhere."""
         variance, buffer_variance = moments.variance
         mean = moments.mean.clone()  # the moments may go on to take in more
-        return cls(mean, variance.sqrt_(), buffer_variance.sqrt_(), _checked(scale), sample_buffers)
+        return cls(mean, variance.sqrt(), buffer_variance.sqrt(), check_scale(scale), sample_buffers)
 
     def sample(self, n: int, generator: torch.Generator) -> Iterator[ModelState]:
         for _ in range(n):
@@ -116,9 +117,11 @@ class DirectionGaussian:
     @classmethod
     def of(cls, stream: DirectionMoments, *, scale: float = 1.0, sample_buffers: bool = False) -> "DirectionGaussian":
         moments = stream.moments()
-        std, buffer_std = (v.clamp_(min=cls.SMALLEST_VARIANCE).sqrt_() for v in moments.variance)
+        std, buffer_std = (v.clamp(min=cls.SMALLEST_VARIANCE).sqrt_() for v in moments.variance)
         length, buffer_length = stream.lengths(0), stream.lengths(1)
-        return cls(stream.last, moments.mean, std, buffer_std, length, buffer_length, _checked(scale), sample_buffers)
+        return cls(
+            stream.last, moments.mean, std, buffer_std, length, buffer_length, check_scale(scale), sample_buffers
+        )
 
     @property
     def mean(self) -> ModelState:
@@ -142,7 +145,7 @@ def _draw(mean: Tensor, std: Tensor, scale: float, generator: torch.Generator) -
     return torch.addcmul(mean, noise, std, value=scale)
 
 
-def _checked(scale: float) -> float:
-    if not scale >= 0:
-        raise SettingError(f"`scale` must be >= 0, got {scale}")
+def check_scale(scale: float) -> float:
+    if not 0 <= scale < math.inf:
+        raise SettingError(f"`scale` must be >= 0 and finite, got {scale}")
     return scale

@@ -1,5 +1,6 @@
 """What a recipe may say. Each setting with its meaning; pydantic checks the values."""
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -7,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedbe import methods
 from fedbe.clients.schedule import SCHEDULES
 from fedbe.errors import SettingError, nearest
+from fedbe.servers.teacher import Teacher
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -101,7 +103,7 @@ class Evaluation(Section):
     """
 
     every: Count = 1
-    ensemble: Annotated[str, Field(pattern="^[SAC]*$")] = ""
+    ensemble: str = ""
     clients: bool = False
 
 
@@ -146,6 +148,13 @@ class Recipe(Section):
                 raise SettingError(f"no method has a setting '{name}': {nearest(name, sorted(known))}")
         for name in {self.method, *self.method_settings}:
             self.method_for(name)
+        if self.evaluation.ensemble:
+            self.teacher(self.method_for(), members=self.evaluation.ensemble)
+
+    def teacher(self, method: methods.Method, **changes: Any) -> Teacher:
+        """The ensemble that method and recipe describe, whether or not the method itself lets one vote."""
+        told = {**methods.VARIANTS[self.variant], **self.settings, **method.settings(), **changes}
+        return Teacher(**{f.name: told[f.name] for f in fields(Teacher) if f.name in told})
 
     def method_for(self, name: str | None = None) -> methods.Method:
         """The row of the catalogue with this recipe's settings."""

@@ -145,7 +145,7 @@ def _mean(study: Study, value: Callable[[Record], float | None]) -> dict[str, fl
 
 def _sum_of(keys: tuple[str, ...]) -> Callable[[Record], float | None]:
     def read(record: Record) -> float | None:
-        parts = [v for k, v in _own_seconds(record).items() if k in keys]
+        parts = [v for k, v in record.get("seconds", {}).items() if k in keys]
         return sum(parts) if parts else None
 
     return read
@@ -156,14 +156,8 @@ def _bytes(way: str) -> Callable[[Record], float | None]:
 
 
 def _server_seconds(record: Record) -> float | None:
-    found = _own_seconds(record)
+    found = record.get("seconds", {})
     return sum(v for k, v in found.items() if k not in NOT_SERVER) if found else None
-
-
-def _own_seconds(record: Record) -> dict[str, float]:
-    """Without a posterior that was fitted for measuring only: a method that has no vote has no `ensemble`."""
-    seconds = record.get("seconds", {})
-    return {k: v for k, v in seconds.items() if k != "fit" or "ensemble" in seconds}
 
 
 def _peak(study: Study, key: str) -> dict[str, float]:

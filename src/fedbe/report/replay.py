@@ -48,7 +48,7 @@ def last_round(trial: Trial, pool: Pool | None = None) -> Replayed:
     again = replace(sim, recipe=quick, method=replace(sim.method, stages=(Mean(), caught)))
     with one_thread():
         _, record = play_round(again, _state_before(trial, sim), lambda *_: None)
-    if not math.isclose(record["train_loss"], trial.records[-1]["train_loss"], rel_tol=1e-6):
+    if not math.isclose(record["train_loss"] or 0, trial.records[-1]["train_loss"] or 0, rel_tol=1e-6):
         raise RunError("its last round, trained again, has another loss; the code or the machine has changed since")
     return Replayed(trial, sim, *caught.seen)
 

@@ -70,7 +70,7 @@ class Context:
 
     def unlabeled(self) -> Inputs:
         if self.inputs is None:
-            raise SettingError("this method distils on inputs that the server owns: give `unlabeled`")
+            raise SettingError("this method asks models about inputs that the server owns: give `unlabeled`")
         return self.inputs
 
     def ask(self) -> Predictor:

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from fedbe import methods
 from fedbe.ensemble import Member, local_predictor, predict, vote
-from fedbe.errors import SettingError
-from fedbe.guard import Limits, SetAside
+from fedbe.errors import AggregationError, SettingError
+from fedbe.guard import Limits, SetAside, check_count
 from fedbe.inputs import Augmentation, Inputs, as_inputs
 from fedbe.servers.context import Context, StepInfo
 from fedbe.servers.step import server_step
@@ -75,11 +76,14 @@ class Server:
         self.method = methods.get(self.name, variant, **settings)
         self.bench = Workbench(model, plan)
         self.limits = Limits(min_clients, max_norm_ratio)
+        for name, value in (("rounds", rounds), ("total_clients", total_clients)):
+            if value is not None:
+                check_count(name, value)
         self.seed, self.rounds, self.total_clients = seed, rounds, total_clients
         self.inputs = None if unlabeled is None else as_inputs(unlabeled, augment)
         self.labels = _labels(labels, self.inputs)
         if self.method.needs_unlabeled and self.inputs is None:
-            raise SettingError(f"{self.method.title} distils on inputs that the server owns: give `unlabeled`")
+            raise SettingError(f"{self.method.title} asks models about inputs that the server owns: give `unlabeled`")
         if self.method.needs_rounds and rounds is None:
             raise SettingError(
                 f"{self.method.title} with `distill_until` below 1 (as in the variant tuned) needs to know how many "
@@ -94,6 +98,8 @@ class Server:
 
     def aggregate(self, global_state: Mapping[str, Tensor], updates: Iterable[ClientUpdate]) -> dict[str, Tensor]:
         """The next global `state_dict`. Nothing given is changed; on an error the server is as it was before."""
+        if not isinstance(updates, Iterable):
+            raise SettingError(f"`updates` must be ClientUpdates, one after the other, got {type(updates).__name__}")
         layout = self.bench.layout
         context = Context(
             bench=self.bench,
@@ -113,10 +119,16 @@ class Server:
             limits=self.limits,
             extras=self.method.extras,
         )
+        state = layout.unpack(result.state)
+        if beyond := [n for n, t in state.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]:
+            raise AggregationError(
+                f"the new '{beyond[0]}' has values beyond the range of {state[beyond[0]].dtype}: take a model of "
+                "float32 or bfloat16; the global model is unchanged"
+            )
         self.round += 1
         self.memory, self.members = result.memory, result.members
         self.info = RoundInfo(self.round, result.clients, result.set_aside, result.info)
-        return layout.unpack(result.state)
+        return state
 
     @property
     def broadcast(self) -> dict[str, dict[str, Tensor]]:

@@ -108,6 +108,10 @@ class Distill(Teacher, DistillSettings):
         if self.targets not in TARGETS:
             raise SettingError(f"unknown targets '{self.targets}': {nearest(self.targets, TARGETS)}")
 
+    @property
+    def needs_unlabeled(self) -> bool:
+        return True
+
     def __call__(self, draft: Draft, round: Round) -> Draft:
         context = round.context
         inputs = context.unlabeled()
@@ -147,6 +151,10 @@ class Distill(Teacher, DistillSettings):
         if self.targets == "labels":
             if labels is None:
                 raise SettingError("targets = 'labels' needs the true labels of the server's inputs: give `labels`")
+            with round.info.timed("evaluate"):  # which also finds labels that are of no class of the model
+                round.info.average = quality(
+                    predict(round.context.bench, draft.state, round.context.unlabeled()), labels
+                )
             return labels
         return sharpen(self._vote(draft, round).probabilities, self.sharpening)
 

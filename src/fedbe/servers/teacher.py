@@ -5,9 +5,12 @@ from dataclasses import dataclass
 
 from fedbe.ensemble import Member, parse_members
 from fedbe.errors import SettingError, nearest
-from fedbe.norm import STATISTICS, keep_valid
+from fedbe.norm import STATISTICS, keep_valid, recalibrate
 from fedbe.posterior import DirectionGaussian, DirectionMoments, Dirichlet, Gaussian, Posterior
-from fedbe.servers.context import Draft, Round
+from fedbe.posterior.dirichlet import check_alpha
+from fedbe.posterior.gaussian import check_scale
+from fedbe.servers.context import Context, Draft, Round
+from fedbe.states import ModelState
 from fedbe.updates import ClientId
 
 POSTERIORS = ("gaussian", "gaussian-released", "dirichlet")
@@ -40,10 +43,14 @@ class Teacher:
             raise SettingError(f"unknown statistics '{self.statistics}': {nearest(self.statistics, STATISTICS)}")
         if "S" in kinds and self.samples < 1:
             raise SettingError(f"`samples` must be >= 1 when members include S, got {self.samples}")
-        if not self.scale >= 0:
-            raise SettingError(f"`scale` must be >= 0, got {self.scale}")
-        if not isinstance(self.alpha, Mapping) and not self.alpha > 0:
-            raise SettingError(f"`alpha` must be > 0, got {self.alpha}")
+        check_scale(self.scale)
+        for alpha in self.alpha.values() if isinstance(self.alpha, Mapping) else [self.alpha]:
+            check_alpha(alpha)
+
+    @property
+    def needs_unlabeled(self) -> bool:
+        """Whether its members cannot even be made without the server's inputs."""
+        return "S" in self.members and self.statistics == "recalibrated"
 
     def fit(self, round: Round) -> Posterior:
         """p(w | D) from this round's client models."""
@@ -68,15 +75,22 @@ class Teacher:
 
     def _drawn(self, posterior: Posterior | None, draft: Draft, round: Round) -> Iterator[Member]:
         if posterior is not None:
-            layout = round.context.bench.layout
             drawn = posterior.sample(self.samples, round.context.generator("posterior"))
             for i, state in enumerate(drawn, start=1):
-                valid = keep_valid(state, layout)
-                yield Member(f"sample {i}", valid, recalibrate=self.statistics == "recalibrated")
+                yield Member(f"sample {i}", self._mended(state, round.context))
         if "A" in self.members:
             yield Member("average", draft.state)
         if "C" in self.members:
             yield from (Member(f"client {u.client}", u.state) for u in round.updates)
+
+    def _mended(self, state: ModelState, context: Context) -> ModelState:
+        """A sample with BatchNorm statistics that can be."""
+        bench = context.bench
+        if self.statistics != "recalibrated":
+            return keep_valid(state, bench.layout)
+        bench.load(state)
+        recalibrate(bench, context.unlabeled())
+        return bench.read()
 
     def count(self, round: Round) -> int:
         """How many members `voters` will give."""

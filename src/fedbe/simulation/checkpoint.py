@@ -30,7 +30,7 @@ def save(folder: Path, state: RunState, identity: Identity) -> Path:
     header = {
         "round": state.round,
         "identity": dict(identity),
-        "members": [[m.name, m.recalibrate] for m in state.members],
+        "members": [m.name for m in state.members],
     }
     path = folder / f"checkpoint-{state.round:06d}.safetensors"
     write_tensors(path, header, tensors)
@@ -82,10 +82,7 @@ def _state_of(header: Mapping, tensors: Mapping[str, Tensor]) -> RunState:  # ty
         if name.startswith("clients/"):
             client, what = name.removeprefix("clients/").rsplit("/", 1)
             clients.setdefault(json.loads(client), {})[what] = tensor
-    members = tuple(
-        Member(name, model_of(f"members/{i}", tensors), recalibrate)
-        for i, (name, recalibrate) in enumerate(header["members"])
-    )
+    members = tuple(Member(name, model_of(f"members/{i}", tensors)) for i, name in enumerate(header["members"]))
     return RunState(
         round=header["round"],
         model=model_of("model", tensors),

@@ -75,7 +75,6 @@ class PredictJob:
 
     state: ModelState
     where: Where
-    calibrate: bool = False
     first: int = 0
     last: int | None = None
 
@@ -92,7 +91,7 @@ class PredictJob:
         assert inputs is not None, "a recipe without server images has no method that asks for them"
         if self.last is not None:
             inputs = _part(federation, self.first, self.last)
-        return predict(bench, self.state, inputs, calibrate=self.calibrate)
+        return predict(bench, self.state, inputs)
 
 
 def _part(federation: Federation, first: int, last: int) -> Inputs:

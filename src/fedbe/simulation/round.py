@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from fedbe.guard import SetAside
 from fedbe.methods import Method
 from fedbe.recipes import Recipe
 from fedbe.seeds import generator
-from fedbe.servers.context import Context, Draft, Round
+from fedbe.servers.context import Context, Draft, Round, StepInfo
 from fedbe.servers.stages import Distill, KeepMembers, Stage
 from fedbe.servers.step import StepResult, server_step
 from fedbe.servers.teacher import Teacher
@@ -88,15 +88,13 @@ class Simulation:
         return LocalSettings(self.epochs(client), t.batch, lr, t.lr_decay, t.momentum, t.weight_decay)
 
     def teacher(self, **changes: Any) -> Teacher:
-        """The ensemble that method and recipe describe, whether or not the method itself lets one vote."""
-        told = {**self.recipe.settings, **self.method.settings(), **changes}
-        return Teacher(**{f.name: told[f.name] for f in fields(Teacher) if f.name in told})
+        return self.recipe.teacher(self.method, **changes)
 
     def predictor(self, where: Where) -> Predictor:
         """Members' probabilities, asked of the workers; no more models in flight than workers need."""
 
         def run(members: Iterable[Member]) -> Iterator[Tensor]:
-            jobs = (PredictJob(m.state, where, m.recalibrate) for m in members)
+            jobs = (PredictJob(m.state, where) for m in members)
             for outcome in self.pool.map(jobs, ahead=len(self.pool.pids) + 1):
                 yield _value(outcome)
 
@@ -264,7 +262,9 @@ class Watch:
             self.found["test_average"] = self._sim.measure(draft.state).as_dict()
         if evaluation.ensemble:
             teacher = self._sim.teacher(members=evaluation.ensemble)
-            outcome = vote(teacher.voters(draft, round), self._sim.predictor("test"), labels)
+            # What this takes is no part of the method's step.
+            apart = replace(round, info=StepInfo())
+            outcome = vote(teacher.voters(draft, apart), self._sim.predictor("test"), labels)
             assert outcome.quality is not None
             self.found["test_ensemble"] = outcome.quality.as_dict() | {"disagreement": outcome.disagreement}
         if evaluation.clients:
@@ -288,14 +288,17 @@ def _record(
 ) -> Record:
     info = result.info
     state_bytes = model_bytes(sim.bench)
-    vectors = len(sim.method.extras) * sim.bench.layout.size * 4
-    examples = {c: len(sim.federation.clients[c]) for c in trained}
-    total = sum(examples.values())
+    vectors = len(sim.method.extras) * sim.bench.layout.size * sim.bench.layout.dtype.itemsize
+    # Clients of zero epochs have no loss.
+    losses = {c: (t.loss, len(sim.federation.clients[c])) for c, t in trained.items() if t.steps}
+    total = sum(examples for _, examples in losses.values())
     server: Record = {
         name: q.as_dict() for name in ("average", "ensemble", "student") if (q := getattr(info, name)) is not None
     }
     if info.disagreement is not None:
         server["disagreement"] = info.disagreement
+    if info.left_out:
+        server["left_out"] = list(info.left_out)
     if info.members:
         server["members"] = {m.name: m.quality.accuracy if m.quality else None for m in info.members}
     return {
@@ -303,7 +306,7 @@ def _record(
         "lr": step_size(sim.recipe.training.lr, number, sim.rounds, sim.recipe.training.schedule),
         "clients": list(result.clients),
         "set_aside": [{"client": s.client, "reason": s.reason} for s in (*failed, *result.set_aside)],
-        "train_loss": sum(t.loss * examples[c] for c, t in trained.items()) / total,
+        "train_loss": sum(loss * examples for loss, examples in losses.values()) / total if total else None,
         "server": server,
         "bytes": {
             "down": (len(trained) + len(failed)) * (state_bytes + vectors),

@@ -174,8 +174,9 @@ def execute(
 
 
 def simulation(recipe: Recipe, info: RunInfo, federation: Federation, pool: Pool) -> Simulation:
-    method = recipe.method_for(info.method)
-    if method.needs_unlabeled and federation.server is None:
+    method, watched = recipe.method_for(info.method), recipe.evaluation.ensemble
+    asks = method.needs_unlabeled or (watched and recipe.teacher(method, members=watched).needs_unlabeled)
+    if asks and federation.server is None:
         raise RunError(f"{method.title} needs images at the server: set data.server or data.unlabeled in the recipe")
     module = initial_weights(federation.model, info.seed)
     plan = Plan(info.precision)
