@@ -1,5 +1,6 @@
 """`fedbe …`: the command line. Heavy modules are imported by the commands that need them, so that help is instant."""
 
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -10,14 +11,14 @@ from typing import Annotated
 
 import click
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from fedbe import cli_report
 from fedbe.cli_data import app as data_app
 from fedbe.cli_flower import app as flower_app
 from fedbe.cli_reproduce import reproduce
-from fedbe.errors import FedBEError, RecipeError, RunError, SettingError, nearest
+from fedbe.console import err, out, plain_table
+from fedbe.errors import DataError, FedBEError, RecipeError, SettingError, nearest
 from fedbe.simulation.warm import warm_up
 
 app = typer.Typer(
@@ -31,8 +32,8 @@ app.add_typer(flower_app, name="flower")
 app.command()(cli_report.report)
 app.command()(cli_report.watch)
 app.command()(reproduce)
-out = Console(soft_wrap=True, highlight=False)
-err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+TRAINING = ("run", "compare", "resume", "reproduce")  # the commands that train
 
 RecipeName = Annotated[
     str, typer.Argument(help="A shipped recipe (`fedbe recipes`) or a TOML file.", metavar="[RECIPE]")
@@ -76,7 +77,8 @@ def run(
     title = method or chosen.method
     folder = _folder(runs, name, f"{chosen.name}-{title}-seed{seed}")
     single.create(folder, chosen, title, seed, resolve_precision(precision))
-    _train(folder, workers, quiet, tensorboard)
+    with single.or_nothing(folder):
+        _train(folder, workers, quiet, tensorboard)
 
 
 @app.command()
@@ -98,12 +100,14 @@ def compare(
     warm_up()
     from fedbe.recipes import load
     from fedbe.simulation import compare as several
+    from fedbe.simulation import run as single
 
     chosen = load(recipe, changes or ())
     names = [m.strip() for m in methods.split(",") if m.strip()]
     folder = _folder(runs, name, f"{chosen.name}-compare")
     several.create(folder, chosen, names, range(seeds), resolve_precision(precision))
-    _train(folder, workers, quiet, tensorboard)
+    with single.or_nothing(folder):
+        _train(folder, workers, quiet, tensorboard)
 
 
 @app.command()
@@ -123,7 +127,7 @@ def evaluate(run: RunFolder, data: Annotated[str | None, typer.Option(help="Anot
     loaded = use.open_run(run)
     test = sources.load(data or read_recipe(run).data.source).test
     if test.classes != loaded.classes:
-        raise RunError(f"the model knows {len(loaded.classes)} classes, the data has other ones: {test.name}")
+        raise DataError(f"the model knows {len(loaded.classes)} classes, the data has other ones: {test.name}")
     found = loaded.quality(test.inputs, test.labels)
     out.print(f"{test.name}, {len(test)} test examples: accuracy {100 * found.accuracy:.2f} %")
     out.print(f"nll {found.nll:.4f}, ece {found.ece:.4f}, mean confidence {100 * found.confidence:.2f} %")
@@ -150,7 +154,7 @@ def list_methods() -> None:
     """List every method of the catalogue."""
     from fedbe.methods import CATALOGUE
 
-    table = _table("name", "method", "what it does")
+    table = plain_table("name", "method", "what it does")
     for method in CATALOGUE.values():
         table.add_row(method.name, method.title, method.summary)
     out.print(table)
@@ -161,7 +165,7 @@ def list_recipes() -> None:
     """List the recipes that come with fedbe."""
     from fedbe.recipes import available, load
 
-    table = _table("name", "what it is")
+    table = plain_table("name", "what it is")
     for name in available():
         table.add_row(name, load(name).summary)
     out.print(table)
@@ -169,29 +173,27 @@ def list_recipes() -> None:
 
 @app.command()
 def show(recipe: RecipeName = "digits", changes: Changes = None) -> None:
-    """Print every setting of a recipe, resolved, as TOML."""
+    """Print every setting of a recipe as TOML, a recipe itself; and, as comments, those that its method runs with."""
     import tomli_w
 
     from fedbe.recipes import load
     from fedbe.recipes.load import dump
 
     chosen = load(recipe, changes or ())
-    values = dump(chosen)
-    # What the recipe's method would run with, defaults included.
-    values["settings"] = chosen.method_for().settings()
-    typer.echo(tomli_w.dumps(values), nl=False)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column)
-    return table
+    method = chosen.method_for()
+    typer.echo(tomli_w.dumps(dump(chosen)))
+    typer.echo(
+        f"# {method.title} runs with these settings: the recipe's, then those of the variant, then the defaults."
+    )
+    for line in tomli_w.dumps(method.settings()).splitlines():
+        typer.echo(f"# {line}")
 
 
 def _folder(runs: Path, name: str | None, default: str) -> Path:
     """runs/NAME; a default name that is taken gets a number, a given one is refused by `create`."""
     if name is not None:
+        if not name.strip("./ "):
+            raise SettingError(f"--name must be a name for a folder, got '{name}'")
         return runs / name
     taken = (runs / default).exists()
     numbered = (runs / f"{default}-{i}" for i in range(2, 10_000))
@@ -218,7 +220,7 @@ def _train(folder: Path, workers: int | None, quiet: bool, tensorboard: bool) ->
     from fedbe.watching import All, TensorBoard, observer
 
     comparison = several.is_comparison(folder)
-    cells = [c for c in (several.cells(folder) if comparison else [folder]) if not single.read_info(c).finished]
+    cells = [c for c in (several.cells(folder) if comparison else [folder]) if not single.is_done(c)]
     seen = observer(sum(single.rounds_left(cell) for cell in cells), quiet=quiet, console=err)
     if cells:
         task = single.read_task(cells[0])
@@ -227,7 +229,7 @@ def _train(folder: Path, workers: int | None, quiet: bool, tensorboard: bool) ->
                 watchers = All([seen, TensorBoard(cell)]) if tensorboard else seen
                 together = several.first_round(cell) if comparison else None
                 if not single.execute(cell, pool, watchers, should_stop=stopped, task=task, first_round=together):
-                    err.print(f"stopped, nothing is lost; go on with: fedbe resume {folder}")
+                    err.print(f"stopped, nothing is lost; go on with: fedbe resume {shlex.quote(str(folder))}")
                     raise typer.Exit(130)
                 if comparison:
                     several.drop_first_rounds(folder)
@@ -256,15 +258,18 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def _show_run(folder: Path) -> None:
-    from fedbe.simulation.run import read_info, read_recipe, read_rounds
+    from fedbe.simulation.run import read_info, read_recipe
 
     info, recipe = read_info(folder), read_recipe(folder)
     assert info.final is not None, "a finished run has a final result"
-    title = recipe.method_for(info.method).title
-    rounds = len(read_rounds(folder))
+    method = recipe.method_for(info.method)
     out.print(
-        f"[bold]{title}[/bold] on {recipe.data.source}, seed {info.seed}: test accuracy "
-        f"[bold]{100 * info.final['accuracy']:.1f} %[/bold] after round {rounds}. Results: {folder}"
+        Text.assemble(
+            (method.title, "bold"),
+            f" on {recipe.data.source}, seed {info.seed}: test accuracy ",
+            (f"{100 * info.final['accuracy']:.1f} %", "bold"),
+            f" after round {recipe.rounds(method)}. Results: {folder}",
+        )
     )
 
 
@@ -276,20 +281,24 @@ def _show_comparison(folder: Path) -> None:
     rows = several.table(folder)
     several.write_report(folder, rows)
     best = max(rows, key=lambda r: r.mean).method
-    table = _table("method", "test accuracy, %", f"against {get(rows[0].method).title}", "p (paired)")
+    table = plain_table("method", "test accuracy, %", f"against {get(rows[0].method).title}", "p (paired)")
     for row in rows:
-        style = "bold" if row.method == best else ""
-        cells = several.cells_of(row)
-        table.add_row(*(f"[{style}]{c}[/{style}]" if style and c else c for c in cells))
+        table.add_row(*several.cells_of(row), style="bold" if row.method == best else "")
     out.print(table)
     out.print(several.verdict(rows))
     page = report.write_page(report.build(report.read_studies([folder])), folder / "report.html")
     out.print(f"report: {page}")
 
 
-def main() -> None:
-    """The entry point: every expected error is one sentence and an exit code; --debug shows the traceback."""
+def main(interrupt: "signal._HANDLER | None" = None) -> None:
+    """Run a command: every expected error is one sentence and an exit code; --debug shows the traceback.
+
+    `interrupt` is put back as the answer to Ctrl-C, unless the command trains: that says itself when it listens.
+    """
     debug = "--debug" in sys.argv
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    if interrupt is not None and command not in TRAINING:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         code = app(standalone_mode=False)
     except click.ClickException as error:
@@ -300,6 +309,12 @@ def main() -> None:
     except FedBEError as error:
         if debug:
             raise
-        err.print(f"fedbe: {error}", markup=False)
+        err.print(f"fedbe: {error}")
         code = 2 if isinstance(error, SettingError | RecipeError) else 1
+    except Exception as error:
+        if debug:
+            raise
+        what = str(error).strip().splitlines() or ["no reason given"]
+        err.print(f"fedbe: this should not happen: {type(error).__name__}: {what[0]}; --debug shows where")
+        code = 1
     sys.exit(code if isinstance(code, int) else 0)

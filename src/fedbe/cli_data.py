@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 
+from fedbe.console import err, out, plain_table
 from fedbe.errors import DataError
 
 app = typer.Typer(help="Data sets: what is known, getting one, a picture of a split.", no_args_is_help=True)
@@ -19,16 +18,15 @@ def list_known() -> None:
     """Show every known data set: what it is, whether it is here, its size and its licence."""
     from fedbe.data.catalogue import CATALOGUE, data_root, here
 
-    table = Table(title=f"data sets in {data_root()}", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for column in ("name", "what", "here", "size", "licence"):
-        table.add_column(column, justify="right" if column == "size" else "left")
+    table = plain_table("name", "what", "here", "size", "licence")
+    table.title, table.columns[3].justify = f"data sets in {data_root()}", "right"
     for name, entry in CATALOGUE.items():
         place = here(name)
         state = "yes" if place or entry.read is None else "no"
         size = f"{entry.megabytes} MB" if entry.read else "–"
         table.add_row(name, entry.what, state, size, entry.licence)
-    table.caption, table.caption_justify = "fetch one with: fedbe data get NAME", "left"
-    Console().print(table)
+    table.caption = "fetch one with: fedbe data get NAME"
+    out.print(table)
 
 
 @app.command()
@@ -42,7 +40,7 @@ def get(
     from fedbe.data import fetch
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Bars(*columns, console=Console(stderr=True)) as bars:
+    with Bars(*columns, console=err) as bars:
         tasks: dict[str, TaskID] = {}
 
         def progress(file: str, done: int, total: int) -> None:
@@ -87,7 +85,7 @@ def show(
     parts = split(kind, train.labels, clients=clients, server=apart, seed=seed, **settings)
     counts = parts.counts(train.labels, len(train.classes))
     title = f"{train.name}, {kind} split: {clients} clients, {len(parts.server):,} images at the server"
-    Console().print(picture.in_terminal(counts, train.classes, title))
+    out.print(picture.in_terminal(counts, train.classes, title))
     target = to or Path(f"{train.name}-{kind}.png")
     picture.to_png(counts, train.classes, title, target)
     typer.echo(f"written: {target}")

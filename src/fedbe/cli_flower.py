@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+
+from fedbe.console import out
 
 app = typer.Typer(help="Federations with Flower: a new app, keys, a deployment, a run.", no_args_is_help=True)
-out = Console(soft_wrap=True, highlight=False)
 
 Dir = Annotated[Path, typer.Argument(help="The folder of the app.", metavar="DIR")]
 Nodes = Annotated[int, typer.Option(min=1, help="How many nodes (clients) the federation has.")]
@@ -67,8 +67,8 @@ def run(
             deployment,
             number,
             place,
-            lambda line: out.print(_told(line), markup=False),
-            lambda online, needed: out.print(_nodes(folder, online, needed), markup=False),
+            lambda line: out.print(_told(line)),
+            lambda online, needed: out.print(_nodes(folder, online, needed)),
         )
     except KeyboardInterrupt:
         home = deployment.state / "flwr"

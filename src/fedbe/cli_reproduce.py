@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
+from fedbe.console import err, out
 from fedbe.errors import RunError, SettingError, nearest
+from fedbe.files import make_folder
 from fedbe.simulation.warm import warm_up
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def reproduce(
     if chosen is None:
         raise SettingError(f"unknown scale '{scale}': {nearest(scale, SCALES)}")
     warm_up()
-    from fedbe.cli import err, interruptible, out, resolve_precision
+    from fedbe.cli import interruptible, resolve_precision
     from fedbe.reproduce import analysis, play, table
     from fedbe.simulation.machine import cores
     from fedbe.simulation.workers import Pool
@@ -61,22 +63,23 @@ def reproduce(
     play.check([*todo, *beside], resolve_precision(precision))  # the table shows all that is there, wanted now or not
     if not train and not root.is_dir():
         raise RunError(f"there is no {root}: nothing to draw; leave out --no-train, or choose a folder with --runs")
-    root.mkdir(parents=True, exist_ok=True)
+    make_folder(root)
     left = {place.folder: play.rounds_left(place) for place in todo}  # cells that share a run have one folder
     seen = observer(sum(left.values()), quiet=quiet, console=err)
     whole, missing, charts = True, dict[tuple[str, ...], str](), list["Chart"]()
     with interruptible() as stopped, Pool(workers or cores()) if todo else nullcontext() as pool:
         if pool:
             whole, missing = play.play(todo, pool, seen, resolve_precision(precision), stopped)
-        if pool and whole and study.analysis:
+        if study.analysis:
             with nullcontext() if quiet else err.status("looking at what was trained"):
-                whole, unseen, charts = analysis.analyse(study, todo, pool, stopped)
-            missing = {**unseen, **missing}
+                looker = pool if whole else None
+                seen_all, unseen, charts = analysis.analyse(study, todo or beside, looker, stopped)
+            whole, missing = whole and seen_all, {**unseen, **missing}
     written, pictures = table.write(study, chosen, everywhere, missing, root, charts)
     if not whole:
         err.print("stopped, nothing is lost; the same command goes on")
         raise typer.Exit(130)
-    out.print(written.read_text(), markup=False)
+    out.print(written.read_text())
     out.print(f"table: {written}")
     for picture in pictures:
         out.print(f"picture: {picture}, .png; its numbers: {picture.with_suffix('.csv')}")
@@ -84,7 +87,6 @@ def reproduce(
 
 def _list() -> None:
     """A line of costs for each study, and below it what it is: that fits into 80 columns."""
-    from fedbe.cli import err, out
     from fedbe.reproduce import cost
     from fedbe.reproduce.study import SCALES, available, load_study
 
@@ -99,16 +101,16 @@ def _list() -> None:
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row, title in zip(rows, titles, strict=True):
         first, *rest = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        out.print(f"[bold]{first}[/bold]  {'  '.join(rest).rstrip()}", highlight=False)
+        out.print(Text.assemble((first, "bold"), f"  {'  '.join(rest).rstrip()}"))
         if title:
-            out.print(f"  {escape(title)}", highlight=False)
+            out.print(f"  {title}")
     for line in (
         "",
         "Estimates for this machine, measured just now, in float32: all cells and seeds",
         "(paper: five); of cpu also the largest column with one seed. The table that",
         "`fedbe reproduce NAME --scale SCALE` writes says what the scale changes.",
     ):
-        out.print(line, highlight=False)
+        out.print(line)
 
 
 def _about(seconds: float) -> str:

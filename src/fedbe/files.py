@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,25 @@ def write_synced(path: Path, content: bytes, mode: str = "wb") -> None:
 
 def write_whole(path: Path, content: bytes, error: type[FedBEError] = RunError) -> None:
     """Replace `path` in one step: a reader, or a crash, sees the old file or the new one, never a part."""
+    if not path.name:
+        raise error(f"cannot write {path}: it is a folder; give the name of a file")
     part = path.with_name(f".{path.name}.part")
     try:
         write_synced(part, content)
         part.replace(path)
         _sync_folder(path.parent)
     except OSError as problem:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise error(f"cannot write {path} ({problem.strerror}); what was there before is unharmed") from problem
+
+
+def make_folder(folder: Path, error: type[FedBEError] = RunError) -> None:
+    """A folder with all that are above it; one that is there already is fine."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise error(f"cannot create {folder}: {problem.strerror}") from problem
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -41,9 +53,7 @@ def append_line(path: Path, value: Any) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename in the folder last through a power cut (where folders can be synced)."""
-    if os.name != "posix":
-        return
+    """Make a rename in the folder last through a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,5 +1,6 @@
 """The catalogue: every method is one row of data. A new one is a new row and at most one small rule or stage."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
@@ -74,6 +75,8 @@ def _check_kind(name: str, default: Any, value: Any) -> None:
         kind, what = (Real, Mapping) if name == "alpha" else Real, "a number"
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise SettingError(f"`{name}` must be {what}, got {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SettingError(f"`{name}` must be a finite number, got {value}")
 
 
 def _with(part: Any, settings: Mapping[str, Any]) -> Any:

@@ -19,11 +19,20 @@ def function(path: str, error: type[FedBEError]) -> Callable[..., Any]:
         sys.path.insert(0, here)
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as problem:
+    except Exception as problem:  # whatever a user's module does when it is imported
         raise error(f"'{path}' must name a function as module:function, but {problem}") from problem
     if not callable(found):
         raise error(f"'{path}' must name a function as module:function, but is a {type(found).__name__}")
     return found  # type: ignore[no-any-return]
+
+
+def call(path: str, error: type[FedBEError], **arguments: Any) -> Any:
+    """What the function behind `path` makes of these; its own failures are told by its name."""
+    made = function(path, error)
+    try:
+        return made(**arguments)
+    except Exception as problem:
+        raise error(f"'{path}' failed with {type(problem).__name__}: {problem}") from problem
 
 
 def source_digest(path: str) -> str:

@@ -67,15 +67,15 @@ class Lines:
         self._clock.start()
         self._title, self._rounds = title, rounds
         if done:
-            self._console.print(f"{title}: resumed after round {done}", highlight=False)
+            self._console.print(f"{title}: resumed after round {done}")
 
     def phase(self, round: int, phase: str, done: int, total: int) -> None: ...
 
     def round_ended(self, record: Record) -> None:
         place = f"{self._title}: round {record['round']}/{self._rounds}"
-        self._console.print(f"{place}: {summary(record)}; {self._clock.tick()} left", highlight=False, soft_wrap=True)
+        self._console.print(f"{place}: {summary(record)}; {self._clock.tick()} left")
         for aside in record["set_aside"]:
-            self._console.print(f"  set aside: client {aside['client']}: {aside['reason']}", highlight=False)
+            self._console.print(f"  set aside: client {aside['client']}: {aside['reason']}")
 
     def end(self) -> None: ...
 
@@ -93,9 +93,9 @@ class Bars:
     def begin(self, title: str, rounds: int, done: int) -> None:
         self._clock.start()
         self._bars = Progress(
-            TextColumn("{task.description:<28}"),
+            TextColumn("{task.description:<28}", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.completed:>4}/{task.total:<4} {task.fields[note]}"),
+            TextColumn("{task.completed:>4}/{task.total:<4} {task.fields[note]}", markup=False),
             console=self._console,
         )
         self._bars.start()

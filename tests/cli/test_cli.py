@@ -17,6 +17,9 @@ from PIL import Image
 
 from fedbe import cli
 from fedbe.errors import RecipeError
+from fedbe.methods import CATALOGUE
+from fedbe.recipes import load
+from fedbe.simulation import compare as several
 from fedbe.simulation import run
 
 FEDBE = (sys.executable, "-m", "fedbe")
@@ -198,6 +201,14 @@ def _same(a: Path, b: Path) -> bool:
         (("watch", "nowhere"), 1, "nowhere is no run"),
         (("watch", "nowhere", "--port", "70000"), 2, "Invalid value for '--port'"),
         (("nonsense",), 2, "No such command 'nonsense'"),
+        (("run", "--name", ""), 2, "--name must be a name for a folder, got ''"),
+        (("run", "--name", ".."), 2, "--name must be a name for a folder, got '..'"),
+        (("run", "--set", "training.lr=inf"), 2, "'training.lr': input should be a finite number, got inf"),
+        (("run", "--set", "settings.server_lr=inf"), 2, "`server_lr` must be a finite number, got inf"),
+        (("run", "--set", "training.epochs=x"), 2, "'training.epochs': input should be a valid integer"),
+        (("run", "--set", "model.name=no.such:thing"), 2, "'no.such:thing' must name a function"),
+        (("run", "--set", "data.source=imagenet"), 1, "'imagenet' is neither a known data set"),
+        (("compare", "--set", "split.clients=100000"), 2, "100000 clients with an image each need 100300 images"),
     ],
 )
 def test_mistakes_get_one_sentence_and_an_exit_code(
@@ -213,7 +224,47 @@ def test_mistakes_get_one_sentence_and_an_exit_code(
     said = capsys.readouterr().err
     assert sentence in said
     assert "Traceback" not in said
-    assert not (tmp_path / "runs").exists()
+    assert not any(tmp_path.rglob("*.json"))  # what cannot begin leaves nothing that could only fail again
+
+
+def test_what_nobody_thought_of_is_one_sentence_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("nobody knows")
+
+    monkeypatch.setattr("fedbe.recipes.load", broken)
+    assert call(monkeypatch, "show") == 1
+    assert "this should not happen: KeyError: 'nobody knows'; --debug shows where" in capsys.readouterr().err
+
+
+def test_what_comes_from_outside_is_not_read_as_markup(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "resume", "a[/red]b :b:") == 1
+    assert "a[/red]b :b: is no run" in capsys.readouterr().err
+
+
+def test_a_second_comparison_of_one_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    several.create(tmp_path / "runs" / "both", load("digits"), ["fedavg"], [0], "float32")
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "compare", "--methods", "fedbe", "--name", "both") == 1
+    assert "runs/both exists already: resume it with `fedbe resume runs/both`" in capsys.readouterr().err
+    assert several.cells(tmp_path / "runs" / "both") == [tmp_path / "runs" / "both" / "fedavg-seed0"]
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.0, 2.0])
+def test_ctrl_c_while_it_starts_ends_it_quietly(tmp_path: Path, seconds: float) -> None:
+    screen = Terminal(["run", *SLOW, "--name", "early"], tmp_path)
+    time.sleep(seconds)
+    screen.type(b"\x03")
+    assert screen.wait() == 130
+    assert "Traceback" not in screen.text
+    folder = tmp_path / "runs" / "early"
+    assert not folder.exists() or run.read_info(folder).finished is None
 
 
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,11 +296,13 @@ def test_lists(
 def test_what_show_prints_is_a_recipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from fedbe.recipes import load
-
-    call(monkeypatch, "show", "cifar10-step")
-    (tmp_path / "mine.toml").write_text(capsys.readouterr().out)
-    assert load(tmp_path / "mine.toml").method_for() == load("cifar10-step").method_for()
+    for recipe in ("cifar10-step", "digits"):
+        call(monkeypatch, "show", recipe)
+        (tmp_path / "mine.toml").write_text(capsys.readouterr().out)
+        for method in CATALOGUE:  # each with its own defaults, not those of the recipe's method
+            for change in ("variant=paper", "variant=tuned"):
+                mine, shipped = load(tmp_path / "mine.toml", [change]), load(recipe, [change])
+                assert mine.method_for(method) == shipped.method_for(method)
 
 
 def test_help_does_not_wait_for_torch() -> None:

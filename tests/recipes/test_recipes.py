@@ -23,6 +23,18 @@ def test_a_change_reaches_its_place() -> None:
     assert load("digits").training.rounds != 7
 
 
+def test_another_split_leaves_the_settings_of_the_old_one_behind() -> None:
+    assert load("cifar10-step", ["split.kind=dirichlet"]).split.settings() == {}
+    asked = load("cifar10-step", ["split.alpha=0.3", "split.kind=dirichlet"]).split
+    assert (asked.clients, asked.settings()) == (10, {"alpha": 0.3})
+    assert load("cifar10-step", ["split.kind=step"]).split == load("cifar10-step").split
+
+
+def test_nothing_after_the_sign_unsets() -> None:
+    split = load("cifar10-step", ["split.minor_images=", "split.major_share=0.8"]).split
+    assert split.settings() == {"major_classes": 2, "major_share": 0.8}
+
+
 def test_a_range_of_epochs_is_a_pair() -> None:
     assert load("digits", ["training.epochs=[1, 20]"]).training.epochs == (1, 20)
 

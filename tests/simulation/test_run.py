@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -292,6 +293,55 @@ def test_a_method_that_distils_needs_server_images(play: Play, small: Recipe) ->
 def test_a_cut_last_line_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "rounds.jsonl").write_text(json.dumps({"round": 1}) + '\n{"round": 2, "te')
     assert run.read_rounds(tmp_path) == [{"round": 1}]
+
+
+@pytest.mark.parametrize("line", [b"{oops", b"1", b"{}", b"\xff\xfe"])
+def test_a_damaged_line_is_said_and_nothing_is_rewritten(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "rounds.jsonl"
+    path.write_bytes(b'{"round": 1}\n' + line + b'\n{"round": 3}\n')
+    with pytest.raises(RunError, match=r"line 2 of .* is damaged: mend it from a copy"):
+        run.read_rounds(tmp_path)
+
+
+def test_a_resumed_run_must_have_all_its_rounds(play: Play, pool: Pool, silent: Any) -> None:
+    folder = play("whole", "fedavg")
+    (folder / "model.safetensors").unlink()
+    assert not run.is_done(folder)
+    lines = (folder / "rounds.jsonl").read_bytes()
+    (folder / "rounds.jsonl").write_bytes(b"")
+    with pytest.raises(RunError, match=r"has 0 of the \d rounds that are played"):
+        run.execute(folder, pool, silent)
+    (folder / "rounds.jsonl").write_bytes(lines)
+    assert run.execute(folder, pool, silent)  # a finished run whose model was lost makes it anew
+    assert run.is_done(folder)
+    assert (folder / "model.safetensors").exists()
+
+
+def test_a_run_is_made_whole_or_not_at_all(tmp_path: Path, small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    assert run.create(tmp_path / "empty", small, "fedavg", 0, "float32")
+    monkeypatch.setattr(run, "write_json", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run.create(tmp_path / "half", small, "fedavg", 0, "float32")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="file exists already and is a file"):
+        run.create(tmp_path / "file", small, "fedavg", 0, "float32")
+
+
+def test_code_that_makes_no_numbers_may_change_under_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "fedbe"
+    shutil.copytree(Path(fedbe.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(fedbe, "__file__", str(package / "__init__.py"))
+    versions = lambda: [run.code_version.__wrapped__(numbers_only=only) for only in (True, False)]  # noqa: E731
+    before = versions()
+    assert before != versions()[::-1]
+    (package / "cli_report.py").write_text("# other words")
+    (package / "report" / "page.py").write_text("# another page")
+    after = versions()
+    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
+    (package / "distill.py").write_text("# another student")
+    assert versions()[0] != after[0]
 
 
 def test_the_environment_is_not_changed(play: Play) -> None:

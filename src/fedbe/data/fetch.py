@@ -18,7 +18,7 @@ from fedbe.data import npm
 from fedbe.data.archives import read_files
 from fedbe.data.catalogue import CATALOGUE, Known, Remote, data_root
 from fedbe.errors import DataError, nearest
-from fedbe.files import write_synced
+from fedbe.files import make_folder, write_synced
 
 BLOCK = 1 << 20
 ATTEMPTS = 5  # connections for one file, each going on where the last one broke off
@@ -47,8 +47,10 @@ def get(name: str, root: Path | None = None, progress: Progress = _silent) -> Pa
         if place.exists():
             check(name, entry, place)
             return place
+    downloads = target.parent / f".{name}.download"  # of this set alone; it stays if the connection fails
+    make_folder(downloads, DataError)
     try:
-        _from_official(name, entry, target, progress)
+        _from_official(entry, target, downloads, progress)
     except (OSError, DataError) as problem:
         _another_way(name, entry, target, progress, problem)
     return target
@@ -62,10 +64,7 @@ def check(name: str, entry: Known, place: Path) -> None:
             raise DataError(f"{path} is missing or not the official {name}; move {place} away and get it again")
 
 
-def _from_official(name: str, entry: Known, target: Path, progress: Progress) -> None:
-    """Download into a folder of this set's own, which stays for the next run if the connection fails."""
-    folder = target.parent / f".{name}.download"
-    folder.mkdir(parents=True, exist_ok=True)
+def _from_official(entry: Known, target: Path, folder: Path, progress: Progress) -> None:
     try:
         paths = [_download(remote, folder, progress) for remote in entry.remotes]
         if entry.files:

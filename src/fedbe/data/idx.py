@@ -18,7 +18,6 @@ CLASSES = {
         "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
     ),
 }  # fmt: skip
-FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 MOST_BYTES = 1 << 30  # of one file; MNIST's largest has 47 MB
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedbe import plugins
 from fedbe.data.dataset import Dataset, Task
+from fedbe.data.images import UNREADABLE_IMAGE, eight_bit, is_deep
 from fedbe.errors import DataError
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -45,7 +46,7 @@ def _class_folders(place: Path, name: str) -> Dataset:
             f"all images must have one size, but {a} has {one[0]} × {one[1]} and {b} has {other[0]} × {other[1]} "
             "pixels; resize them first"
         )
-    mode = "L" if all(mode in GREY for mode, _ in heads) else "RGB"
+    mode = "L" if all(mode in GREY or is_deep(mode) for mode, _ in heads) else "RGB"
     pixels = np.stack([_pixels(path, mode) for path, _ in files])
     labels = torch.tensor([label for _, label in files])
     return Dataset(name, as_inputs(pixels, name), labels, tuple(folder.name for folder in folders))
@@ -60,7 +61,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     try:
         with Image.open(path) as image:
             yield image
-    except OSError as problem:
+    except UNREADABLE_IMAGE as problem:
         raise DataError(f"{path} is not a readable image ({problem}); remove or replace it") from problem
 
 
@@ -72,7 +73,7 @@ def _head(path: Path) -> tuple[str, tuple[int, int]]:
 
 def _pixels(path: Path, mode: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     with _opened(path) as image:
-        return np.asarray(image.convert(mode))
+        return np.asarray(eight_bit(image).convert(mode))
 
 
 def from_npz(place: Path) -> Dataset | Task:
@@ -98,7 +99,7 @@ def from_npz(place: Path) -> Dataset | Task:
 
 def from_function(path: str) -> Any:
     """The result of `module:function`, called without arguments: whatever `load` takes, or (inputs, labels)."""
-    return plugins.function(path, DataError)()
+    return plugins.call(path, DataError)
 
 
 def from_torch(data: Any, name: str) -> Dataset:

@@ -19,6 +19,7 @@ from PIL import Image
 
 from fedbe.data.archives import read_files
 from fedbe.data.dataset import Dataset, Task
+from fedbe.data.images import UNREADABLE_IMAGE
 from fedbe.errors import DataError
 
 FOLDER = "tiny-imagenet-200/"
@@ -65,7 +66,7 @@ def _pixels(content: bytes, path: Path) -> np.ndarray[tuple[int, ...], np.dtype[
     try:
         # Some of the images are grey; convert makes them three channels like the rest.
         pixels = np.asarray(Image.open(BytesIO(content)).convert("RGB"))
-    except OSError as problem:
+    except UNREADABLE_IMAGE as problem:
         raise DataError(f"{path} is not a readable image ({problem}); download the set again") from problem
     if pixels.shape != (SIDE, SIDE, 3):
         raise DataError(f"{path} must have {SIDE} × {SIDE} pixels, got {pixels.shape[1]} × {pixels.shape[0]}")

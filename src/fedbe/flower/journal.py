@@ -17,7 +17,7 @@ import torch
 
 import fedbe
 from fedbe.errors import RunError
-from fedbe.files import append_line, write_json, write_whole
+from fedbe.files import append_line, make_folder, write_json, write_whole
 from fedbe.servers.door import Server
 from fedbe.simulation import checkpoint
 from fedbe.simulation.round import RunState
@@ -37,13 +37,13 @@ class Journal:
             return
         if checkpoint.found(self.folder):
             raise RunError(f"{self.folder} holds another run: go on with fedbe.flower.resume, or choose another folder")
-        self._make()
+        make_folder(self.folder)
 
     def load(self) -> RunState | None:
         """The last finished round, if there is one; lines of later rounds are dropped."""
         if self.folder is None:
             raise RunError("there is nothing to resume from: give the strategy a `folder`")
-        self._make()
+        make_folder(self.folder)
         state = checkpoint.latest(self.folder, _identity(self._server))
         path = self.folder / "rounds.jsonl"
         if path.exists():
@@ -70,13 +70,6 @@ class Journal:
             path = self.folder / "report.json"
             before = json.loads(path.read_text()) if path.exists() else {}
             write_json(path, {kind: before.get(kind, {}) | found for kind, found in metrics.items()})
-
-    def _make(self) -> None:
-        assert self.folder is not None
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot create {self.folder}: {error.strerror}") from error
 
 
 def _round(line: bytes) -> float:

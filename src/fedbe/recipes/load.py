@@ -19,7 +19,7 @@ def available() -> dict[str, Path]:
 
 
 def load(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
-    """A shipped recipe by name, or a TOML file; `changes` are like "training.rounds=20"."""
+    """A shipped recipe by name, or a TOML file; `changes` are like "training.rounds=20", or "split.alpha=" to unset."""
     path = available().get(str(source), Path(source))
     if not path.is_file():
         raise RecipeError(f"no recipe '{source}': {nearest(str(source), available())} or give a TOML file")
@@ -50,17 +50,28 @@ def validate(values: Mapping[str, Any], what: str) -> Recipe:
 
 def _changed(values: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
     result = _copy(values)
-    for change in changes:
-        key, equals, text = change.partition("=")
-        if not equals or not key:
-            raise RecipeError(f"a change must look like training.rounds=20, got '{change}'")
-        table, parts = result, key.strip().split(".")
+    told = [_parsed(change) for change in changes]
+    split = result.get("split", {})
+    if any(key == "split.kind" and text != split.get("kind") for key, text in told):
+        result["split"] = {k: v for k, v in split.items() if k == "clients"}  # the rest is of the other kind
+    for key, text in told:
+        table, parts = result, key.split(".")
         for part in parts[:-1]:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
                 raise RecipeError(f"cannot set '{key}': '{part}' is a value, not a table")
-        table[parts[-1]] = _value(text.strip())
+        if text:
+            table[parts[-1]] = _value(text)
+        else:
+            table.pop(parts[-1], None)
     return result
+
+
+def _parsed(change: str) -> tuple[str, str]:
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"a change must look like training.rounds=20, got '{change}'")
+    return key.strip(), text.strip()
 
 
 def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +100,7 @@ def _sentence(error: ValidationError) -> str:
 
 def _is_type_tag(part: int | str) -> bool:
     # pydantic adds the branch of a union to the place; it says nothing to a user.
-    return isinstance(part, str) and ("[" in part or part in ("int", "tuple"))
+    return isinstance(part, str) and ("[" in part or part in ("int", "tuple", "constrained-int"))
 
 
 def _names(place: tuple[int | str, ...]) -> list[str]:

@@ -16,7 +16,7 @@ Count = Annotated[int, Field(ge=1)]
 class Section(BaseModel):
     """A table of a recipe: unknown names are refused, values do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Data(Section):
@@ -150,6 +150,10 @@ class Recipe(Section):
             self.method_for(name)
         if self.evaluation.ensemble:
             self.teacher(self.method_for(), members=self.evaluation.ensemble)
+
+    def rounds(self, method: methods.Method) -> int:
+        """How many rounds a method plays."""
+        return 1 if method.one_round else self.training.rounds
 
     def teacher(self, method: methods.Method, **changes: Any) -> Teacher:
         """The ensemble that method and recipe describe, whether or not the method itself lets one vote."""

@@ -62,8 +62,8 @@ class Study:
 def read_trial(folder: Path) -> Trial:
     info, recipe = run.read_info(folder), run.read_recipe(folder)
     method = recipe.method_for(info.method)
-    rounds = 1 if method.one_round else recipe.training.rounds
-    return Trial(folder, recipe, info, tuple(run.read_rounds(folder)), method.title, rounds, _ends_as(method))
+    records = tuple(run.read_rounds(folder))
+    return Trial(folder, recipe, info, records, method.title, recipe.rounds(method), _ends_as(method))
 
 
 def _ends_as(method: Method) -> str:

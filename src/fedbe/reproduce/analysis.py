@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fedbe.errors import FedBEError, SettingError, nearest
+from fedbe.errors import FedBEError, RunError, SettingError, nearest
 from fedbe.files import write_json
 from fedbe.report import triangle
 from fedbe.report.replay import last_round
@@ -71,9 +71,12 @@ ANALYSES: Mapping[str, Analysis] = {
 
 
 def analyse(
-    study: Study, places: Sequence[Place], pool: Pool, should_stop: Callable[[], bool]
+    study: Study, places: Sequence[Place], pool: Pool | None, should_stop: Callable[[], bool]
 ) -> tuple[bool, dict[tuple[str, ...], str], list[Chart]]:
-    """(all done, reasons why cells have no number, the study's picture): over the finished runs, each once."""
+    """(all done, reasons why cells have no number, the study's picture): over the finished runs, each once.
+
+    Without a pool only what was found before is shown.
+    """
     if study.analysis not in ANALYSES:
         raise SettingError(f"unknown analysis '{study.analysis}': {nearest(study.analysis, ANALYSES)}")
     chosen = ANALYSES[study.analysis]
@@ -88,17 +91,19 @@ def analyse(
         reason = here if isinstance(here, str) else look_up({"analysis": here[1]}, study.metric_for(place.cell))
         if isinstance(reason, str):
             missing[place.cell] = reason
-    first = min(place.seed for place in places)
+    first = min((place.seed for place in places), default=0)
     drawn = {p.folder: s for p in places if p.seed == first and not isinstance(s := seen[p.folder], str)}
     return True, missing, [chosen.chart(list(drawn.values()))] if drawn else []
 
 
-def _look(folder: Path, chosen: Analysis, pool: Pool) -> tuple[Trial, Found] | str:
+def _look(folder: Path, chosen: Analysis, pool: Pool | None) -> tuple[Trial, Found] | str:
     """What was found in a run, now or before; or why nothing could be."""
     if not (folder / "run.json").exists():
         return "it has not been run"
     trial, found = read_trial(folder), read(folder)
     if any(isinstance(part, str) for part in found.values()) or not found:
+        if pool is None:
+            return "it has not been looked at yet"
         try:
             found = chosen.measure(trial, pool)
         except FedBEError as error:
@@ -110,7 +115,10 @@ def _look(folder: Path, chosen: Analysis, pool: Pool) -> tuple[Trial, Found] | s
 def read(folder: Path) -> Found:
     """What the analysis of a run found; nothing if it has not been made."""
     path = folder / FILE
-    found: Found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    try:
+        found: Found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise RunError(f"{path} cannot be read: remove it, and it is made anew") from error
     return found
 
 

@@ -63,7 +63,11 @@ def play(
                 run.create(place.folder, place.recipe, place.recipe.method, place.seed, precision)
             if run.read_info(place.folder).finished is not None:
                 continue
-            if not run.execute(place.folder, pool, observer, should_stop=should_stop, task=task, first_round=together):
+            with run.or_nothing(place.folder):
+                done = run.execute(
+                    place.folder, pool, observer, should_stop=should_stop, task=task, first_round=together
+                )
+            if not done:
                 return False, missing
         shutil.rmtree(together, ignore_errors=True)
     return True, missing
@@ -100,7 +104,7 @@ def rounds_left(place: Place) -> int:
     """Rounds still to be played, for the clock."""
     if (place.folder / "run.json").exists():
         return run.rounds_left(place.folder)
-    return 1 if place.recipe.method_for().one_round else place.recipe.training.rounds
+    return place.recipe.rounds(place.recipe.method_for())
 
 
 def _task(recipe: Recipe, known: dict[str, Task | str]) -> Task | str:

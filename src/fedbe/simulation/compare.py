@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,10 +48,11 @@ def create(folder: Path, recipe: Recipe, names: Sequence[str], seeds: Sequence[i
         raise SettingError(f"'{twice[0]}' is named twice in the methods to compare")
     for name in names:
         recipe.method_for(name)
-    for name in names:
-        for seed in seeds:
-            run.create(_cell(folder, name, seed), recipe, name, seed, precision)
-    write_json(folder / "compare.json", {"methods": list(names), "seeds": list(seeds)})
+    with run.new_folder(folder) as part:
+        for name in names:
+            for seed in seeds:
+                run.create(_cell(part, name, seed), recipe, name, seed, precision)
+        write_json(part / "compare.json", {"methods": list(names), "seeds": list(seeds)})
     return folder
 
 
@@ -76,13 +78,13 @@ def drop_first_rounds(folder: Path) -> None:
         shutil.rmtree(shared, ignore_errors=True)
 
 
-def table(folder: Path, reference: str | None = None) -> list[Row]:
-    """A row for each method, in the order asked for; differences are to `reference`, the first method by default."""
+def table(folder: Path) -> list[Row]:
+    """A row for each method, in the order asked for; differences are to the first."""
     plan = _plan(folder)
     accuracies = {
         name: tuple(100 * _accuracy(_cell(folder, name, seed)) for seed in plan["seeds"]) for name in plan["methods"]
     }
-    base = reference or plan["methods"][0]
+    base = plan["methods"][0]
     return [row(name, values, None if name == base else accuracies[base]) for name, values in accuracies.items()]
 
 
@@ -149,7 +151,7 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
     lines = [
         f"# {recipe.name}: {', '.join(methods.get(r.method).title for r in rows)}",
         "",
-        f"Test accuracy (%) after {recipe.training.rounds} rounds, mean ± std over n = {len(plan['seeds'])} seeds "
+        f"Test accuracy (%) after {_rounds(recipe, rows)}, mean ± std over n = {len(plan['seeds'])} seeds "
         f"({', '.join(map(str, plan['seeds']))}), {info.precision}, fedbe {info.made_with['fedbe']}.",
         "",
         f"| method | accuracy | against {methods.get(rows[0].method).title} | p (paired t-test) |",
@@ -165,10 +167,19 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
     return folder / "comparison.md"
 
 
+def _rounds(recipe: Recipe, rows: Sequence[Row]) -> str:
+    found = {methods.get(r.method).title: recipe.rounds(methods.get(r.method)) for r in rows}
+    most = max(found.values())
+    fewer = [f"{title}: {n}" for title, n in found.items() if n < most]
+    return f"{most} rounds{f' ({chr(44).join(fewer)})' if fewer else ''}"
+
+
 def _plan(folder: Path) -> Mapping[str, list]:  # type: ignore[type-arg]
     try:
         plan: Mapping[str, list] = json.loads((folder / "compare.json").read_text())  # type: ignore[type-arg]
-    except (OSError, ValueError) as error:
+        if not all(isinstance(plan[part], list) and plan[part] for part in ("methods", "seeds")):
+            raise ValueError("compare.json must list methods and seeds")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{folder} is no comparison: {error}") from error
     return plan
 
@@ -180,5 +191,5 @@ def _cell(folder: Path, name: str, seed: int) -> Path:
 def _accuracy(cell: Path) -> float:
     info = run.read_info(cell)
     if info.final is None:
-        raise RunError(f"{cell} is not finished: resume it with `fedbe resume {cell.parent}`")
+        raise RunError(f"{cell} is not finished: resume it with `fedbe resume {shlex.quote(str(cell.parent))}`")
     return float(info.final["accuracy"])

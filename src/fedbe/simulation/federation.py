@@ -28,9 +28,8 @@ class ModelSpec:
         """The module, its weights drawn from the generator."""
         if ":" not in self.name:
             return models.build(self.name, self.classes, self.shape, source, **self.settings)
-        make = plugins.function(self.name, RecipeError)
         with global_rng(source):
-            module = make(classes=self.classes, shape=self.shape, **self.settings)
+            module = plugins.call(self.name, RecipeError, classes=self.classes, shape=self.shape, **self.settings)
         if not isinstance(module, nn.Module):
             raise RecipeError(f"'{self.name}' must return a torch.nn.Module, got {type(module).__name__}")
         return module

@@ -8,7 +8,7 @@ BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last one is ARM's
 
 
 def cores() -> int:
-    """The cores that this process may use: `taskset` and a container can leave it fewer than the machine has."""
+    """The cores that this process may use: `taskset` can leave it fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -63,7 +63,7 @@ class Simulation:
 
     @property
     def rounds(self) -> int:
-        return 1 if self.method.one_round else self.recipe.training.rounds
+        return self.recipe.rounds(self.method)
 
     def cohort(self, round: int) -> list[int]:
         """The clients of a round: a function of (seed, round)."""
@@ -289,8 +289,9 @@ def _record(
     info = result.info
     state_bytes = model_bytes(sim.bench)
     vectors = len(sim.method.extras) * sim.bench.layout.size * sim.bench.layout.dtype.itemsize
-    # Clients of zero epochs have no loss.
-    losses = {c: (t.loss, len(sim.federation.clients[c])) for c, t in trained.items() if t.steps}
+    # Clients of zero epochs have no loss, and that of a client who was set aside may be no number.
+    used = [c for c, t in trained.items() if t.steps and c in result.clients]
+    losses = {c: (trained[c].loss, len(sim.federation.clients[c])) for c in used}
     total = sum(examples for _, examples in losses.values())
     server: Record = {
         name: q.as_dict() for name in ("average", "ensemble", "student") if (q := getattr(info, name)) is not None

@@ -10,9 +10,12 @@
 `create` makes the folder and `execute` trains until it is done: the same call starts, resumes and ends a run.
 """
 
+import fcntl
 import hashlib
 import json
 import platform
+import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -30,8 +33,8 @@ import fedbe
 from fedbe import data, plugins
 from fedbe.data import Task
 from fedbe.ensemble import Member
-from fedbe.errors import RunError
-from fedbe.files import append_line, write_json, write_whole
+from fedbe.errors import FedBEError, RunError
+from fedbe.files import append_line, make_folder, write_json, write_whole
 from fedbe.recipes import Recipe
 from fedbe.recipes.load import dump
 from fedbe.recipes.load import load as load_recipe
@@ -44,10 +47,8 @@ from fedbe.simulation.round import Record, RunState, Simulation, play_round
 from fedbe.simulation.workers import Pool, Stopped
 from fedbe.workbench import Plan, Workbench
 
-try:
-    import fcntl
-except ImportError:  # Windows has no flock; two processes on one run are then not noticed
-    fcntl = None  # type: ignore[assignment]
+# What shows, asks or sends, but computes nothing of a run: another version of it can go on with an old run.
+WITHOUT_NUMBERS = ("cli", "console.py", "flower/", "report/", "reproduce/", "watching.py")
 
 
 class Observer(Protocol):
@@ -78,24 +79,49 @@ class RunInfo:
 def create(folder: Path, recipe: Recipe, method: str, seed: int, precision: str) -> Path:
     """Make the folder of a new run. Nothing is trained yet."""
     recipe.method_for(method)
+    with new_folder(folder) as part:
+        write_whole(part / "recipe.toml", tomli_w.dumps(dump(recipe)).encode())
+        info = RunInfo(method, seed, precision, made_with(), time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+        write_json(part / "run.json", vars(info))
+    return folder
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which gets its name when it is full: a run is there whole or not at all."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        again = f": resume it with `fedbe resume {shlex.quote(str(folder))}` or choose another name"
+        raise RunError(f"{folder} exists already{again if folder.is_dir() else ' and is a file'}")
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of one who was killed here
+    make_folder(part)
     try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise RunError(
-            f"{folder} exists already: resume it with `fedbe resume {folder}` or choose another name"
-        ) from None
+        yield part
+        part.replace(folder)
     except OSError as error:
         raise RunError(f"cannot create {folder}: {error.strerror}") from error
-    write_whole(folder / "recipe.toml", tomli_w.dumps(dump(recipe)).encode())
-    info = RunInfo(method, seed, precision, made_with(), time.strftime("%Y-%m-%dT%H:%M:%S%z"))
-    write_json(folder / "run.json", vars(info))
-    return folder
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def or_nothing(folder: Path) -> Iterator[None]:
+    """A new run or comparison that fails before it has anything leaves no folder that could only fail again."""
+    try:
+        yield
+    except FedBEError:
+        if not any(folder.rglob("*.safetensors")):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def read_info(folder: Path) -> RunInfo:
     path = folder / "run.json"
     try:
-        return RunInfo(**json.loads(path.read_text(encoding="utf-8")))
+        info = RunInfo(**json.loads(path.read_text(encoding="utf-8")))
+        if not isinstance(info.made_with, dict):
+            raise TypeError("made_with must be a table")
+        return info
     except FileNotFoundError:
         raise RunError(f"{folder} is no run: it has no run.json") from None
     except (OSError, ValueError, TypeError) as error:
@@ -103,19 +129,35 @@ def read_info(folder: Path) -> RunInfo:
 
 
 def read_recipe(folder: Path) -> Recipe:
-    return load_recipe(folder / "recipe.toml")
+    path = folder / "recipe.toml"
+    if not path.is_file():
+        raise RunError(f"{folder} has no recipe.toml: it is no run, or a damaged one")
+    return load_recipe(path)
 
 
 def read_rounds(folder: Path) -> list[Record]:
     """The lines of rounds.jsonl; a last line that a crash cut off is left out."""
     path = folder / "rounds.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     records: list[Record] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            if not isinstance(records[-1]["round"], int):
+                raise TypeError("it has no round")
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines) and not line.endswith(b"\n"):
+                break
+            raise RunError(f"line {number} of {path} is damaged: mend it from a copy, or start a new run") from error
     return records
+
+
+def is_done(folder: Path) -> bool:
+    """Is there nothing left to do? A finished run whose model was lost can make it anew from its last checkpoint."""
+    lost = not (folder / use.FILE).exists() and bool(checkpoint.found(folder))
+    return read_info(folder).finished is not None and not lost
 
 
 def read_task(folder: Path) -> Task:
@@ -126,7 +168,7 @@ def read_task(folder: Path) -> Task:
 def rounds_left(folder: Path) -> int:
     """Rounds that are still to be played."""
     info, recipe = read_info(folder), read_recipe(folder)
-    total = 1 if recipe.method_for(info.method).one_round else recipe.training.rounds
+    total = recipe.rounds(recipe.method_for(info.method))
     return 0 if info.finished else max(0, total - len(read_rounds(folder)))
 
 
@@ -203,6 +245,10 @@ def _forget_after(folder: Path, round: int) -> None:
     """Drop lines of rounds that no checkpoint holds: they will be played again."""
     path = folder / "rounds.jsonl"
     kept = [r for r in read_rounds(folder) if r["round"] <= round]
+    if [r["round"] for r in kept] != list(range(1, round + 1)):
+        raise RunError(
+            f"{path} has {len(kept)} of the {round} rounds that are played: mend it from a copy, or start a new run"
+        )
     if path.exists():
         write_whole(path, "".join(json.dumps(r) + "\n" for r in kept).encode())
 
@@ -218,9 +264,6 @@ def _finish(folder: Path, sim: Simulation, state: RunState, info: RunInfo) -> No
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Two processes must not train one run."""
-    if fcntl is None:
-        yield
-        return
     try:
         file = (folder / ".lock").open("w")
     except OSError as error:
@@ -241,19 +284,21 @@ def _identity(recipe: Recipe, info: RunInfo, federation: Federation) -> dict[str
         "seed": str(info.seed),
         "precision": info.precision,
         "data": federation.digest[:16],
-        "code": code_version(),
+        "code": code_version(numbers_only=True),
         "model": plugins.source_digest(recipe.model.name) if ":" in recipe.model.name else recipe.model.name,
         "torch": torch.__version__,
     }
 
 
 @cache
-def code_version() -> str:
-    """The version, and a digest of the package's own source as it was loaded: another source, other numbers."""
+def code_version(*, numbers_only: bool = False) -> str:
+    """The version, and a digest of the package's own source as it was loaded; or only of what makes numbers."""
     digest = hashlib.sha256()
     root = Path(fedbe.__file__).parent
     for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+        name = path.relative_to(root).as_posix()
+        if not (numbers_only and name.startswith(WITHOUT_NUMBERS)):
+            digest.update(name.encode() + path.read_bytes())
     return f"{fedbe.__version__}+{digest.hexdigest()[:12]}"
 
 

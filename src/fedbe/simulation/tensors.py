@@ -13,7 +13,13 @@ from torch import Tensor
 from fedbe.files import write_whole
 from fedbe.states import ModelState
 
-UNREADABLE = (OSError, ValueError, KeyError, safetensors.SafetensorError)  # what `read_tensors` raises for a bad file
+UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    safetensors.SafetensorError,
+)  # what `read_tensors` raises for a bad file
 
 
 def write_tensors(path: Path, header: object, tensors: Mapping[str, Tensor]) -> None:

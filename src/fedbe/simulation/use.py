@@ -1,26 +1,24 @@
 """Use a finished run: its model in Python, its accuracy, its predictions for images."""
 
-import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor, nn
 
 from fedbe.data import Feed
+from fedbe.data.images import UNREADABLE_IMAGE, eight_bit
 from fedbe.diagnostics import Quality, quality
 from fedbe.ensemble import Member
 from fedbe.errors import DataError, RunError
-from fedbe.files import write_whole
 from fedbe.inputs import batches
 from fedbe.seeds import generator
 from fedbe.simulation.federation import Federation, ModelSpec
+from fedbe.simulation.tensors import UNREADABLE, read_tensors, write_tensors
 from fedbe.states import Layout
 
 FILE = "model.safetensors"
@@ -52,6 +50,8 @@ class Loaded:
     def probabilities(self, inputs: Tensor) -> Tensor:
         """For raw inputs: uint8 [N, H, W, C] images or float32 [N, D] vectors."""
         feed = Feed(inputs, mean=self.mean, std=self.std)
+        if feed.shape != self.spec.shape:
+            raise DataError(f"the model takes inputs of shape {list(self.spec.shape)}, got {list(feed.shape)}")
         parts = [self.module(feed.batch(index)).softmax(1) for index in batches(len(feed), 250)]
         return torch.cat(parts)
 
@@ -64,7 +64,7 @@ def save(folder: Path, states: Sequence[Member], layout: Layout, federation: Fed
     tensors: dict[str, Tensor] = {}
     for i, member in enumerate(states):
         prefix = f"member{i}." if len(states) > 1 else ""
-        tensors |= {prefix + name: t.contiguous() for name, t in layout.unpack(member.state).items()}
+        tensors |= {prefix + name: t for name, t in layout.unpack(member.state).items()}
     about = {
         "model": asdict(federation.model),
         "classes": list(federation.classes),
@@ -72,26 +72,28 @@ def save(folder: Path, states: Sequence[Member], layout: Layout, federation: Fed
         "std": federation.train.std.tolist(),
         "members": len(states),
     }
-    # safetensors refuses tensors that share memory; a tied weight is stored under each of its names.
-    separate = {name: t.clone() for name, t in tensors.items()}
-    write_whole(folder / FILE, safetensors.torch.save(separate, {"fedbe": json.dumps(about)}))
+    write_tensors(folder / FILE, about, tensors)
 
 
 def open_run(folder: str | Path) -> Loaded:
     """The final model of a run, with all that is needed to ask it."""
     path = Path(folder) / FILE
     if not path.is_file():
-        raise RunError(f"{folder} has no {FILE}: it is no run, or not finished (`fedbe resume {folder}`)")
+        again = shlex.quote(str(folder))
+        raise RunError(f"{folder} has no {FILE}: it is no run, or not finished (`fedbe resume {again}`)")
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            about: dict[str, Any] = json.loads(file.metadata()["fedbe"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        about, tensors = read_tensors(path)
+        model = about["model"]
+        spec = ModelSpec(model["name"], model["classes"], tuple(model["shape"]), model["settings"])
+        module = _module(spec, tensors, about["members"])
+    except UNREADABLE as error:
         raise RunError(f"{path} cannot be read: {error}") from error
-    model = about["model"]
-    spec = ModelSpec(model["name"], model["classes"], tuple(model["shape"]), model["settings"])
+    except RuntimeError as error:
+        raise RunError(
+            f"{path} does not fit '{spec.name}' as it is now: {str(error).splitlines()[-1].strip()}"
+        ) from error
     return Loaded(
-        module=_module(spec, tensors, about["members"]),
+        module=module,
         spec=spec,
         classes=tuple(about["classes"]),
         mean=torch.tensor(about["mean"]),
@@ -124,10 +126,10 @@ def read_images(paths: Sequence[Path], shape: tuple[int, ...]) -> Tensor:
     for path in paths:
         try:
             with Image.open(path) as image:
-                fitted = image.convert("L" if channels == 1 else "RGB").resize((width, height))
+                fitted = eight_bit(image).convert("L" if channels == 1 else "RGB").resize((width, height))
         except FileNotFoundError:
             raise DataError(f"{path} does not exist") from None
-        except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        except UNREADABLE_IMAGE as error:
             raise DataError(f"{path} is not an image that can be read: {error}") from error
         rows.append(np.asarray(fitted).reshape(height, width, channels))
     return torch.from_numpy(np.stack(rows))

@@ -1,6 +1,9 @@
 """Worker processes fork from one server process; this starts it early, before this process imports torch itself."""
 
 import multiprocessing
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def start_method() -> str:
@@ -14,4 +17,19 @@ def warm_up() -> None:
         from multiprocessing import forkserver
 
         forkserver.set_forkserver_preload(["fedbe.simulation.workers"])
-        forkserver.ensure_running()
+        with _deaf():
+            forkserver.ensure_running()
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """What is started within never hears Ctrl-C, not even while it imports: its parent decides when it ends."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not in the main thread, where handlers cannot be changed
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
