@@ -8,6 +8,7 @@ from fedbe.errors import FedBEError
 from fedbe.recipes import Recipe
 from fedbe.report.spec import Chart, Panel, Table
 from fedbe.report.trials import Study
+from fedbe.simulation.federation import divide
 
 
 def split(study: Study) -> Chart | str:
@@ -57,11 +58,5 @@ def load_task(source: str) -> Task:
 
 def _counts(recipe: Recipe, seed: int) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
     train = load_task(recipe.data.source).train
-    settings = recipe.split.settings()
-    if recipe.split.kind == "column":
-        settings["ids"] = train.clients
-    parts = data.split(
-        recipe.split.kind, train.labels, clients=recipe.split.clients, server=recipe.data.server, seed=seed, **settings
-    )
-    counts = parts.counts(train.labels, len(train.classes)).tolist()
+    counts = divide(recipe, train, seed).counts(train.labels, len(train.classes)).tolist()
     return tuple(map(tuple, counts)), train.classes

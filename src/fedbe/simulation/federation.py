@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbe import data, models, plugins
-from fedbe.data import Augment, Feed, Task
+from fedbe.data import Augment, Dataset, Feed, Task
 from fedbe.errors import RecipeError
 from fedbe.recipes import Recipe
 from fedbe.seeds import generator, global_rng
@@ -66,20 +66,14 @@ class Federation:
 def prepare(recipe: Recipe, seed: int, task: Task | None = None) -> Federation:
     """Load the data and divide it, as the recipe says; a function of (recipe, seed)."""
     task = task or data.load(recipe.data.source)
-    labels = task.train.labels
-    settings = recipe.split.settings()
-    if recipe.split.kind == "column":
-        settings["ids"] = task.train.clients
-    parts = data.split(
-        recipe.split.kind, labels, clients=recipe.split.clients, server=recipe.data.server, seed=seed, **settings
-    )
+    parts = divide(recipe, task.train, seed)
     train = Feed(task.train, augment=_augmentation(recipe, task))
     server, server_labels, foreign = _server_part(recipe, task, train, parts.server, seed)
     return Federation(
         model=ModelSpec(recipe.model.name, len(task.train.classes), train.shape, recipe.model.settings()),
         classes=task.train.classes,
         train=train,
-        labels=labels,
+        labels=task.train.labels,
         clients=parts.clients,
         test=train.like(task.test),
         test_labels=task.test.labels,
@@ -87,6 +81,15 @@ def prepare(recipe: Recipe, seed: int, task: Task | None = None) -> Federation:
         server_labels=server_labels,
         digest=_digest([task.train.digest(), task.test.digest(), foreign]),
     )
+
+
+def divide(recipe: Recipe, train: Dataset, seed: int) -> data.Split:
+    """Who has which of the training images."""
+    settings = recipe.split.settings()
+    if recipe.split.kind == "column":
+        settings["ids"] = train.clients
+    clients, server = recipe.split.clients, recipe.data.server
+    return data.split(recipe.split.kind, train.labels, clients=clients, server=server, seed=seed, **settings)
 
 
 def _augmentation(recipe: Recipe, task: Task) -> Augment | None:
