@@ -101,6 +101,13 @@ def first_round_seconds() -> float:
         return time.perf_counter() - begin
 
 
+def import_seconds() -> float:
+    """What any program with torch needs before it can do anything."""
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return time.perf_counter() - begin
+
+
 def tree_memory_mb(pool: Pool) -> float:
     """Proportional memory of this process and all workers: shared pages count once."""
     total = 0
@@ -138,7 +145,12 @@ def main() -> None:
     console.print(f"memory of all processes (proportional): {memory:,.0f} MB")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     console.print(f"largest resident memory of the main process: {peak:,.0f} MB")
-    console.print(f"start of the command to the end of a first tiny round: {first_round_seconds():.1f} s")
+    starts = [(first_round_seconds(), import_seconds()) for _ in range(REPEATS)]
+    start, bare = median(s for s, _ in starts), median(s for _, s in starts)
+    console.print(
+        f"start of the command to the end of a first tiny round: {start:.1f} s, "
+        f"{start / bare:.1f} × `import torch` alone ({bare:.1f} s)"
+    )
 
 
 if __name__ == "__main__":
