@@ -317,6 +317,22 @@ def test_a_resumed_run_must_have_all_its_rounds(play: Play, pool: Pool, silent: 
     assert (folder / "model.safetensors").exists()
 
 
+def test_records_without_checkpoints_are_not_played_over(play: Play, small: Recipe, pool: Pool, silent: Any) -> None:
+    folder = play("records", "fedavg", recipe=override(small, ["training.rounds=3"]))
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(info | {"finished": None}))
+    with (
+        pytest.raises(
+            RunError, match="has 3 rounds, but the last checkpoint is of round 0: bring the checkpoints back"
+        ),
+        run.or_nothing(folder),
+    ):
+        run.execute(folder, pool, silent)
+    assert len(run.read_rounds(folder)) == 3
+
+
 def test_a_run_is_made_whole_or_not_at_all(tmp_path: Path, small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     assert run.create(tmp_path / "empty", small, "fedavg", 0, "float32")

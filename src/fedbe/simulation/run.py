@@ -110,7 +110,7 @@ def or_nothing(folder: Path) -> Iterator[None]:
     try:
         yield
     except FedBEError:
-        if not any(folder.rglob("*.safetensors")):
+        if not any(path.suffix == ".safetensors" or path.name == "rounds.jsonl" for path in folder.rglob("*")):
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
@@ -243,8 +243,13 @@ def _first(sim: Simulation) -> RunState:
 
 def _forget_after(folder: Path, round: int) -> None:
     """Drop lines of rounds that no checkpoint holds: they will be played again."""
-    path = folder / "rounds.jsonl"
-    kept = [r for r in read_rounds(folder) if r["round"] <= round]
+    path, records = folder / "rounds.jsonl", read_rounds(folder)
+    if len(records) > round + checkpoint.KEPT:  # more than a crash, and a checkpoint that it spoilt, can leave
+        raise RunError(
+            f"{path} has {len(records)} rounds, but the last checkpoint is of round {round}: bring the checkpoints "
+            "back, or start a new run"
+        )
+    kept = [r for r in records if r["round"] <= round]
     if [r["round"] for r in kept] != list(range(1, round + 1)):
         raise RunError(
             f"{path} has {len(kept)} of the {round} rounds that are played: mend it from a copy, or start a new run"
