@@ -48,7 +48,7 @@ from fedbe.simulation.workers import Pool, Stopped
 from fedbe.workbench import Plan, Workbench
 
 # What shows, asks or sends, but computes nothing of a run: another version of it can go on with an old run.
-WITHOUT_NUMBERS = ("cli", "console.py", "flower/", "report/", "reproduce/", "watching.py")
+WITHOUT_NUMBERS = ("cli.py", "cli_", "console.py", "flower/", "report/", "reproduce/", "watching.py")
 
 
 class Observer(Protocol):
@@ -144,9 +144,10 @@ def read_rounds(folder: Path) -> list[Record]:
         if not line.strip():
             continue
         try:
-            records.append(json.loads(line))
-            if not isinstance(records[-1]["round"], int):
+            record = json.loads(line)
+            if not isinstance(record["round"], int):
                 raise TypeError("it has no round")
+            records.append(record)
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines) and not line.endswith(b"\n"):
                 break
