@@ -405,3 +405,14 @@ def test_a_part_of_a_table_and_other_settings_can_be_asked_for(tmp_path: Path) -
     assert "other settings" in str(again.exception)  # what is there is not taken for the study's own
     unknown = CliRunner().invoke(app, [*asked[:-1], "AA"])
     assert "table3 has no 'AA' at the scale smoke: did you mean 'A'" in str(unknown.exception)
+
+
+def test_without_training_the_picture_of_an_analysis_stays(tmp_path: Path) -> None:
+    asked = ["reproduce", "fig-triangle", "--scale", "smoke", "--runs", str(tmp_path), "--quiet"]
+    first = CliRunner().invoke(app, asked)
+    assert first.exit_code == 0, first.output
+    path = tmp_path / "reproduce-fig-triangle-smoke" / "table.md"
+    written = path.read_text()
+    assert "(triangle.svg)" in written
+    assert CliRunner().invoke(app, [*asked, "--no-train"]).exit_code == 0
+    assert path.read_text() == written

@@ -84,7 +84,7 @@ def analyse(
     seen: dict[Path, tuple[Trial, Found] | str] = {}
     for place in places:
         if place.folder not in seen:
-            if should_stop():
+            if pool is not None and should_stop():
                 return False, missing, []
             seen[place.folder] = _look(place.folder, chosen, pool)
         here = seen[place.folder]
