@@ -170,8 +170,8 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
 def _rounds(recipe: Recipe, rows: Sequence[Row]) -> str:
     found = {methods.get(r.method).title: recipe.rounds(methods.get(r.method)) for r in rows}
     most = max(found.values())
-    fewer = [f"{title}: {n}" for title, n in found.items() if n < most]
-    return f"{most} rounds{f' ({chr(44).join(fewer)})' if fewer else ''}"
+    fewer = ", ".join(f"{title}: {n}" for title, n in found.items() if n < most)
+    return f"{most} rounds ({fewer})" if fewer else f"{most} rounds"
 
 
 def _plan(folder: Path) -> Mapping[str, list]:  # type: ignore[type-arg]
