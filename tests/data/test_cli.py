@@ -52,6 +52,10 @@ def test_errors_reach_the_caller(tmp_path):
     with pytest.raises(DataError, match="unknown data set"):
         run("get", "imagenet")
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(DataError, match=r"cannot create .*: Not a directory"):
+        run("get", "mnist", "--to", tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_get_tells_how_far_it_is_and_where_it_went(tmp_path, monkeypatch):

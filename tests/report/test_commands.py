@@ -3,8 +3,10 @@
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -53,6 +55,22 @@ def test_a_port_that_is_taken_is_said(make_run, monkeypatch, capsys) -> None:
 def test_watch_is_for_this_machine_and_this_name_only(make_run) -> None:
     with serve(Page(make_run("a", "fedavg", [0.5])), 0) as server:
         assert server.server_address[0] == "127.0.0.1"
+
+
+def test_a_tab_that_is_closed_at_any_moment_is_no_error(make_run, capfd: pytest.CaptureFixture[str]) -> None:
+    with serve(Page(make_run("a", "fedavg", [0.5])), 0) as server:
+        server.daemon_threads = False  # so that server_close waits for them
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            for request in (b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1", b"GET /none HTTP/1.1\r\n\r\n"):
+                with socket.create_connection(server.server_address[:2]) as tab:
+                    tab.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset, no goodbye
+                    tab.sendall(request)
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/version") as reply:
+                assert reply.status == 200
+        finally:
+            server.shutdown()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_watch_serves_the_page_until_ctrl_c(make_run) -> None:

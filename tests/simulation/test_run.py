@@ -141,6 +141,8 @@ def test_predicting_image_files(play: Play, tmp_path: Path) -> None:
     big.save(tmp_path / "digit.png")
     images = use.read_images([tmp_path / "digit.png"], loaded.spec.shape)
     assert images.shape == (1, 8, 8, 1)
+    with pytest.raises(DataError, match=r"takes inputs of shape \[1, 8, 8\], got \[1, 8, 7\]"):
+        loaded.probabilities(images[:, :, :7])
     (tmp_path / "text.png").write_text("no image")
     with pytest.raises(DataError, match=r"text\.png is not an image"):
         use.read_images([tmp_path / "text.png"], loaded.spec.shape)
@@ -259,6 +261,11 @@ def test_a_recipe_can_name_the_users_own_model_and_data(own: Recipe, play: Play)
     with Pool(1) as workers:
         folder = play("own", "fedbe", recipe=own, workers=workers)
     assert fedbe.load(folder)[1].out_features == 12
+    source = Path("own_for_tests.py")
+    source.write_text(source.read_text().replace("shape, width=8):", "shape, width=8):\n    width += 1"))
+    del sys.modules["own_for_tests"]
+    with pytest.raises(RunError, match=r"does not fit 'own_for_tests:model' as it is now: size mismatch"):
+        fedbe.load(folder)
 
 
 def test_a_model_that_fails_everywhere_ends_the_run_with_its_reason(own: Recipe, play: Play) -> None:

@@ -1,12 +1,13 @@
 """A run's page on 127.0.0.1, built anew when the run's files have changed."""
 
 import hashlib
-from contextlib import suppress
+import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import BaseServer
 from threading import Lock
+from typing import Any
 
 from fedbe.errors import FedBEError, RunError
 from fedbe.report.page import render
@@ -79,15 +80,19 @@ def serve(page: Page, port: int) -> ThreadingHTTPServer:
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
-            with suppress(ConnectionError):  # the tab was closed meanwhile
-                self.end_headers()
-                self.wfile.write(body)
+            self.end_headers()
+            self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             """The terminal stays quiet."""
 
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            if not isinstance(sys.exception(), ConnectionError):  # a tab that was closed meanwhile is no error
+                super().handle_error(request, client_address)
+
     try:
-        return ThreadingHTTPServer((HOST, port), Handler)
+        return Server((HOST, port), Handler)
     except OSError as error:
         raise RunError(f"cannot serve on {HOST}:{port}: {error.strerror}; choose another --port") from error
 
