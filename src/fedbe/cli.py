@@ -285,7 +285,7 @@ def _show_comparison(folder: Path) -> None:
     for row in rows:
         table.add_row(*several.cells_of(row), style="bold" if row.method == best else "")
     out.print(table)
-    out.print(several.verdict(rows))
+    out.print(several.sentence(rows))
     page = report.write_page(report.build(report.read_studies([folder])), folder / "report.html")
     out.print(f"report: {page}")
 

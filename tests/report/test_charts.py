@@ -33,6 +33,13 @@ def test_the_table_of_a_comparison(comparison: Path) -> None:
     assert section.deck == "Paired over n = 2 seeds, p = 0.058: that may be chance: try more seeds."
 
 
+def test_a_method_s_own_brackets_stay_in_the_headline(make_run) -> None:
+    runs = [make_run("a", "fedavg", [0.1, 0.2, 0.5]), make_run("b", "fedbe-sgd", [0.1, 0.2, 0.6])]
+    section = section_of(*runs)
+    assert section.finding == "FedBE (w/o SWA) is 10.0 points above FedAvg"
+    assert section.deck == "Too few seeds to say how sure that is: n = 1."
+
+
 def test_every_chart_is_there_and_says_its_seeds(comparison: Path) -> None:
     charts = charts_of(comparison)
     assert set(charts) == {

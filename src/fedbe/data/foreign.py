@@ -13,10 +13,10 @@ from fedbe.data.registry import load
 from fedbe.errors import DataError, SettingError
 
 # Images that two sets share, pixel for pixel, as places in (training images, then test images). CIFAR-10 test 1492
-# is CIFAR-100 train 49797, CIFAR-10 test 9345 is CIFAR-100 test 2203.
+# is CIFAR-100 train 49797, CIFAR-10 test 9345 is CIFAR-100 test 2203, CIFAR-10 train 3021 is CIFAR-100 test 2224.
 SHARED = {
-    ("cifar10", "cifar100"): (49_797, 50_000 + 2_203),
-    ("cifar100", "cifar10"): (50_000 + 1_492, 50_000 + 9_345),
+    ("cifar10", "cifar100"): (49_797, 50_000 + 2_203, 50_000 + 2_224),
+    ("cifar100", "cifar10"): (3_021, 50_000 + 1_492, 50_000 + 9_345),
 }
 GREY_WEIGHTS = (0.299, 0.587, 0.114)  # of red, green, blue (ITU-R 601), as Pillow uses
 CHUNK = 4096  # images resized at once, so that memory stays small
@@ -33,8 +33,9 @@ def unlabeled(
 ) -> Tensor:
     """`size` images of `source` (all, if None) as uint8 [size, H, W, C] of the task's shape `like` = (C, H, W).
 
-    Drawn from all its images, training and test part together, as the first of a shuffle by `seed`: a smaller size
-    is a part of a larger one. Images that `source` shares with the task's data are left out first.
+    The first of its training images, shuffled by `seed`, then of its test images: a smaller size is a part of a larger
+    one, and as long as they suffice all are training images, as in the paper. Images that `source` shares with the
+    task's data are left out.
     """
     foreign = load(source, root=root, seed=seed)
     name = foreign.train.name
@@ -47,11 +48,13 @@ def unlabeled(
     keep = torch.ones(len(foreign.train) + len(foreign.test), dtype=torch.bool)
     shared = torch.tensor(SHARED.get((task, name), ()), dtype=torch.int64)
     keep[shared[shared < len(keep)]] = False
-    left = keep.nonzero().flatten()
-    if size is not None and not 1 <= size <= len(left):
-        raise SettingError(f"`size` must be 1 … {len(left)}, the number of images in {name}, got {size}")
-    order = torch.randperm(len(left), generator=seeds.generator(seed, role="unlabeled"))
-    return fit(_gather(foreign, left[order[:size]]), like)
+    count = int(keep.sum())
+    if size is not None and not 1 <= size <= count:
+        raise SettingError(f"`size` must be 1 … {count}, the number of images in {name}, got {size}")
+    draw = seeds.generator(seed, role="unlabeled")
+    parts = torch.arange(len(keep)).split([len(foreign.train), len(foreign.test)])
+    order = torch.cat([part[torch.randperm(len(part), generator=draw)] for part in parts])
+    return fit(_gather(foreign, order[keep[order]][:size]), like)
 
 
 def _gather(task: Task, places: Tensor) -> Tensor:

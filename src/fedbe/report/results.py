@@ -91,8 +91,8 @@ def finding(study: Study) -> tuple[str, str]:
         seeds = "one seed: no spread, no certainty" if n == 1 else f"n = {n} seeds, mean ± standard deviation"
         return f"{top.title} ends at {compare.cells_of(top.row)[1]} % test accuracy", f"{seeds[0].upper()}{seeds[1:]}."
     if all(r.finals.keys() == found[0].finals.keys() for r in found):
-        headline, _, sure = compare.verdict([r.row for r in found if r.row is not None]).partition(" (")
-        return headline, f"{sure[0].upper()}{sure[1:]}".replace(").", ".")
+        headline, sure = compare.verdict([r.row for r in found if r.row is not None])
+        return headline, f"{sure[0].upper()}{sure[1:]}."
     return f"{top.title} ends highest, at {top.row.mean:.1f} %", "The methods do not all have the same seeds."
 
 

@@ -21,13 +21,17 @@ Cell = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Measured:
-    """One cell: our values in percent, one for each seed that is done; the paper's mean and std, if it gives them; and
+    """One cell: our values in percent by seed, of those that are done; the paper's mean and std, if it gives them; and
     how far the seeds are that are not done."""
 
     cell: Cell
-    ours: tuple[float, ...]
+    by_seed: Mapping[int, float]
     paper: tuple[float, ...]
     under_way: tuple[str, ...] = ()
+
+    @property
+    def ours(self) -> tuple[float, ...]:
+        return tuple(self.by_seed.values())
 
     @property
     def text(self) -> str:
@@ -47,10 +51,10 @@ class Measured:
 
 def collect(study: Study, done: Sequence[Place]) -> list[Measured]:
     """The final numbers of all finished runs and the last ones of those under way, cell by cell."""
-    found: dict[Cell, list[float]] = {}
+    found: dict[Cell, dict[int, float]] = {}
     under_way: dict[Cell, list[str]] = {}
     for place in done:
-        values, words = found.setdefault(place.cell, []), under_way.setdefault(place.cell, [])
+        values, words = found.setdefault(place.cell, {}), under_way.setdefault(place.cell, [])
         if not (place.folder / "run.json").exists() or not (rounds := run.read_rounds(place.folder)):
             continue
         not_there = dict.fromkeys(("test", "test_ensemble"), "not measured")
@@ -59,11 +63,11 @@ def collect(study: Study, done: Sequence[Place]) -> list[Measured]:
         if isinstance(number, str):
             continue
         if run.read_info(place.folder).finished:
-            values.append(100 * float(number))
+            values[place.seed] = 100 * float(number)
         else:
             last = len(rounds) + run.rounds_left(place.folder)
             words.append(f"seed {place.seed}: {100 * float(number):.1f} after round {len(rounds)} of {last}")
-    return [Measured(c, tuple(v), study.paper.get("/".join(c), ()), tuple(under_way[c])) for c, v in found.items()]
+    return [Measured(c, v, study.paper.get("/".join(c), ()), tuple(under_way[c])) for c, v in found.items()]
 
 
 def markdown(
@@ -96,6 +100,7 @@ def markdown(
             cells = (m.text, m.paper_text, m.difference) if m else ("–",) * 3
             shown += cells[: len(parts[column])]
         lines.append(f"| {' | '.join([*head, *shown])} |")
+    lines += [line for sentence in uneven_seeds(study, rows) for line in ("", sentence)]
     if left := [c for c in asked if c not in columns and c not in {cell[-1] for cell in missing}]:
         lines += ["", f"Not finished yet: {', '.join(left)}."]
     if half := [f"{' / '.join(m.cell)}, {words}" for m in rows for words in m.under_way]:
@@ -105,6 +110,29 @@ def markdown(
     for chart in charts:
         lines += ["", f"![{chart.title}]({chart.id}.svg)", "", f"{chart.shown} {chart.note}".strip()]
     return "\n".join(lines) + "\n"
+
+
+def uneven_seeds(study: Study, rows: Sequence[Measured]) -> list[str]:
+    """Where cells that are to be compared (all but the last row axis alike) have not the same seeds, their means must
+    not be compared either: a sentence with those over the seeds that all have."""
+    axis = study.order.index(study.rows[-1])
+    groups: dict[Cell, list[Measured]] = {}
+    for m in rows:
+        if m.by_seed:
+            groups.setdefault((*m.cell[:axis], *m.cell[axis + 1 :]), []).append(m)
+    said = []
+    for where, group in groups.items():
+        seeds = [set(m.by_seed) for m in group]
+        if all(own == seeds[0] for own in seeds):
+            continue
+        if common := sorted(set.intersection(*seeds)):
+            means = ", ".join(f"{m.cell[axis]} {mean(m.by_seed[s] for s in common):.1f}" for m in group)
+            seed = "seed" if len(common) == 1 else "seeds"
+            which = f"On {seed} {', '.join(map(str, common))}, which all have: {means}."
+        else:
+            which = "No seed is common to all."
+        said.append(f"{' / '.join(where)}: the rows do not have the same seeds, so do not compare their means. {which}")
+    return said
 
 
 def reductions(study: Study, scale: Scale) -> list[str]:

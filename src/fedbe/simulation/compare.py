@@ -128,19 +128,24 @@ def readable(chance: float) -> str:
     return "< 0.001" if chance < 0.001 else f"{chance:.3f}"
 
 
-def verdict(rows: Sequence[Row]) -> str:
-    """What the table says, in a sentence, and how sure that is."""
+def verdict(rows: Sequence[Row]) -> tuple[str, str]:
+    """What the table says, and how sure that is."""
     best = max(rows, key=lambda r: r.mean)
     base = methods.get(rows[0].method).title
     title, n = methods.get(best.method).title, len(best.accuracies)
     if best.difference is None:
-        return f"No method beats {base} here (n = {n} seeds)."
+        return f"No method beats {base} here", f"over n = {n} seeds"
     gain = f"{title} is {best.difference:.1f} points above {base}"
     if best.chance is None:
-        return f"{gain} (n = {n}: too few seeds to say how sure that is)."
+        return gain, f"too few seeds to say how sure that is: n = {n}"
     sure = "that is hardly chance" if best.chance < 0.05 else "that may be chance: try more seeds"
     relation = readable(best.chance) if best.chance < 0.001 else f"= {readable(best.chance)}"
-    return f"{gain} (paired over n = {n} seeds, p {relation}: {sure})."
+    return gain, f"paired over n = {n} seeds, p {relation}: {sure}"
+
+
+def sentence(rows: Sequence[Row]) -> str:
+    """The verdict in one sentence."""
+    return "{} ({}).".format(*verdict(rows))
 
 
 def write_report(folder: Path, rows: Sequence[Row]) -> Path:
@@ -161,7 +166,7 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
     for r in rows:
         shown = [f"**{c}**" if r.method == best and c else c for c in cells_of(r)]
         lines.append(f"| {' | '.join(shown)} |")
-    lines += ["", verdict(rows), ""]
+    lines += ["", sentence(rows), ""]
     write_json(folder / "comparison.json", [vars(r) for r in rows])
     write_whole(folder / "comparison.md", "\n".join(lines).encode())
     return folder / "comparison.md"
