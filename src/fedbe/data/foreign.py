@@ -52,7 +52,7 @@ def unlabeled(
     if size is not None and not 1 <= size <= count:
         raise SettingError(f"`size` must be 1 … {count}, the number of images in {name}, got {size}")
     draw = seeds.generator(seed, role="unlabeled")
-    parts = torch.arange(len(keep)).split([len(foreign.train), len(foreign.test)])
+    parts = torch.split(torch.arange(len(keep)), [len(foreign.train), len(foreign.test)])
     order = torch.cat([part[torch.randperm(len(part), generator=draw)] for part in parts])
     return fit(_gather(foreign, order[keep[order]][:size]), like)
 
