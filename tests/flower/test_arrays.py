@@ -61,6 +61,10 @@ def huge():
     return npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4000000000, 4000000000), }\n", b"\0" * 24)
 
 
+def said(descr="'<f4'", shape="(2, 3)", more=", }"):
+    return npy(f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}{more}", b"\0" * 24)
+
+
 def pickled():
     stream = io.BytesIO()
     np.save(stream, np.array([{}], dtype=object), allow_pickle=True)
@@ -71,27 +75,37 @@ def pickled():
     ("data", "says"),
     [
         (huge(), r"must have shape \[2, 3\], got \[4000000000, 4000000000\]"),
-        (
-            npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }\n", b"\0" * 20),
-            "must have 24 bytes, got 20",
-        ),
-        (
-            npy("{'descr': '<f8', 'fortran_order': False, 'shape': (2, 3), }\n", b"\0" * 48),
-            "must be float32, got float64",
-        ),
-        (npy("{'descr': '>f4', 'fortran_order': False, 'shape': (2, 3), }\n", b"\0" * 24), "must be float32, got >f4"),
-        (
-            npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, -3), }\n", b"\0" * 24),
-            r"must have shape \[2, 3\]",
-        ),
+        (said()[:-4], "must have 24 bytes, got 20"),
+        (said("'<f8'"), r"must be float32 \('<f4'\), got '<f8'"),
+        (said("'>f4'"), r"must be float32 \('<f4'\), got '>f4'"),
+        (said("'<M8[s/0]'"), r"must be float32 \('<f4'\), got '<M8\[s/0\]'"),  # as a dtype it divides by zero, in C
+        (said("()"), "header that cannot be read"),
+        (said("[('a', '<f4')]"), "header that cannot be read"),
+        (said(shape="(2, -3)"), "header that cannot be read"),
+        (said(shape="(2, True)"), "header that cannot be read"),
+        (said(shape="[2, 3]"), "header that cannot be read"),
+        (said(shape="(0x" + "f" * 5000 + ",)"), "header that cannot be read"),
+        (said(shape="(" + "9" * 5000 + ",)"), "header that cannot be read"),
+        (said(more=", 'more': 1}"), "header that cannot be read"),
+        (said(more=""), "header that cannot be read"),
+        (npy("{'descr': '<f4'}"), "header that cannot be read"),
+        (npy("{[]: 1}"), "header that cannot be read"),
+        (npy("[1, 2]"), "header that cannot be read"),
+        (npy("\0"), "header that cannot be read"),
         (npy("{" * 60_000), "header that cannot be read"),
+        (npy("(" * 9_000), "header that cannot be read"),
+        (npy("-" * 9_000 + "1"), "header that cannot be read"),
         (npy("__import__('os').getcwd()"), "header that cannot be read"),
         (b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", "header that cannot be read"),
+        (b"\x93NUMPY\x01\x00\xff", "header that cannot be read"),
         (b"\x93NUMPY\x09\x00", "header that cannot be read"),
         (b"", "header that cannot be read"),
         (pickled(), r"must have shape \[2, 3\], got \[1\]"),
     ],
-    ids=["huge", "short", "double", "big-endian", "negative", "deep", "code", "cut", "version", "nothing", "pickle"],
+    ids=(
+        "huge short double big-endian divides-by-zero empty-kind fields negative true list hex digits more open less "
+        "unhashable no-dict nul long deep minus code cut cut-length version nothing pickle"
+    ).split(),
 )
 def test_a_wrong_array_is_refused_in_a_sentence_and_in_no_memory(data, says):
     net = nn.Linear(3, 2)
@@ -103,6 +117,14 @@ def test_a_wrong_array_is_refused_in_a_sentence_and_in_no_memory(data, says):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 3_000_000
+
+
+def test_a_header_of_the_second_version_is_read():
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.ones((2, 3), np.float32), version=(2, 0))
+    record = to_record(nn.Linear(3, 2).state_dict())
+    record["weight"] = Array("float32", (2, 3), "numpy.ndarray", stream.getvalue())
+    assert bool((from_record(record, nn.Linear(3, 2))["weight"] == 1).all())
 
 
 def test_other_forms_and_names_are_refused():

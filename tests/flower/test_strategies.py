@@ -115,7 +115,7 @@ BROKEN = {
     "nan": (_set("0.bias", Array(np.full(8, np.nan, np.float32))), "NaN or infinite"),
     "infinite": (_set("1.running_mean", Array(np.full(8, np.inf, np.float32))), "NaN or infinite"),
     "shape": (_set("0.bias", Array(np.zeros(9, np.float32))), "must have shape [8], got [9]"),
-    "dtype": (_set("0.bias", Array(np.zeros(8))), "must be float32, got float64"),
+    "dtype": (_set("0.bias", Array(np.zeros(8))), "must be float32 ('<f4'), got '<f8'"),
     "huge": (_set("0.bias", Array("float32", (8,), "numpy.ndarray", HUGE)), "must have shape [8], got [400000000"),
     "unknown key": (_set("0.wrong", Array(np.zeros(8))), "unknown '0.wrong'"),
     "wild": (_set("0.bias", Array(np.full(8, 1e9, np.float32))), "changed by"),
