@@ -1,6 +1,8 @@
+import gzip
 import io
 import os
 import tarfile
+import tracemalloc
 import zipfile
 
 import pytest
@@ -32,7 +34,7 @@ def make_tar(path, files, mode="w:gz"):
     return path
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.xz", "directory"])
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.bz2", "tar.xz", "directory"])
 def test_wanted_files_by_name(tmp_path, kind):
     place = tmp_path / f"data.{kind}"
     if kind == "zip":
@@ -81,6 +83,33 @@ def test_a_bomb_is_refused(tmp_path, make):
     place = make(tmp_path / "bomb", {"a.bin": bytes(40 << 20)})
     assert place.stat().st_size < 100_000
     with pytest.raises(DataError, match="looks like a zip bomb"):
+        read_files(place, is_bin)
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
+def test_a_bomb_in_the_name_of_a_file_is_refused_before_it_is_unpacked(tmp_path, kind):
+    size = 40 << 20
+    header = tarfile.TarInfo("name")
+    header.type, header.size = kind, size
+    place = tmp_path / "bomb.tar.gz"
+    with gzip.open(place, "wb") as file:
+        file.write(header.tobuf() + bytes(size))
+    tracemalloc.start()
+    with pytest.raises(DataError, match="looks like a zip bomb"):
+        read_files(place, is_bin)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < size / 2
+
+
+@pytest.mark.parametrize(("at", "value"), [((6, 8), 1), ((8, 10), 9)], ids=["password", "deflate64"])
+def test_a_zip_that_python_cannot_read_is_named(tmp_path, at, value):
+    place = make_zip(tmp_path / "other.zip", {"a.bin": b"content"})
+    raw = bytearray(place.read_bytes())
+    for magic, offset in zip((b"PK\x03\x04", b"PK\x01\x02"), at, strict=True):  # the local and the central header
+        raw[raw.index(magic) + offset] = value
+    place.write_bytes(raw)
+    with pytest.raises(DataError, match="is damaged or cut short"):
         read_files(place, is_bin)
 
 

@@ -104,3 +104,9 @@ def test_a_python_file_with_other_content_is_refused(tmp_path, cifar_binary):
     (tmp_path / "cifar-10-batches-py" / "data_batch_2").write_bytes(b"\x80\x02}.")
     with pytest.raises(DataError, match=r"data_batch_2 must hold `data`"):
         load("cifar10", root=tmp_path)
+    labels, images = made["data_batch_2"]
+    (tmp_path / "cifar-10-batches-py" / "data_batch_2").write_bytes(
+        pickled_batch()([256, *labels.tolist()[1:]], images.reshape(len(images), 3072), "labels")
+    )
+    with pytest.raises(DataError, match=r"data_batch_2 must hold `data`"):
+        load("cifar10", root=tmp_path)

@@ -170,6 +170,8 @@ def test_get_several_files(tmp_path, server, monkeypatch, idx_files):
     server.files.update(files)
     remotes = tuple(Remote(server.url(file), sha256(content)) for file, content in files.items())
     made(server, monkeypatch, "mnist", files, "unused", b"", remotes=remotes)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / remotes[0].file).write_bytes(server.files[remotes[0].file])  # one of them is not the set
     assert fetch.get("mnist", tmp_path / "home") == tmp_path / "home" / "mnist"
     assert len(load("mnist", root=tmp_path / "home").train) == 6
 

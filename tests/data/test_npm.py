@@ -64,6 +64,15 @@ def test_what_is_missing_is_named(tmp_path, cifar_binary, npm_makes):
         npm.cifar10()
 
 
+@pytest.mark.parametrize("text", ["<html>the proxy says no</html>", "[300]", '["cat"]', "{}"])
+def test_labels_that_cannot_be_read_are_named(tmp_path, cifar_binary, npm_makes, monkeypatch, text):
+    made = cifar_binary(tmp_path / "official", "cifar10")
+    npm_makes(lambda folder: package(folder, made))
+    monkeypatch.setattr(json, "dumps", lambda _: text)
+    with pytest.raises(DataError, match="has labels that cannot be read"):
+        npm.cifar10()
+
+
 def test_a_picture_of_another_shape_is_refused(tmp_path, cifar_binary, npm_makes):
     made = cifar_binary(tmp_path / "official", "cifar10")
     labels, images = made["test_batch"]

@@ -109,6 +109,16 @@ def test_npz_without_the_names_and_damaged(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match=r"not an \.npz of plain arrays"):
         load(path)
+    with path.open("wb") as file:
+        np.save(file, IMAGES)  # one array, under the name of many
+    with pytest.raises(DataError, match=r"not an \.npz of plain arrays"):
+        load(path)
+    np.savez_compressed(path, inputs=IMAGES, labels=LABELS)
+    raw = bytearray(path.read_bytes())
+    raw[100] ^= 0xFF
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match=r"not an \.npz of plain arrays"):
+        load(path)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +128,7 @@ def test_npz_without_the_names_and_damaged(tmp_path):
         (IMAGES.transpose(0, 3, 1, 2), (4, 4, 3)),
         (IMAGES[..., 0], (4, 4, 1)),
         (torch.from_numpy(IMAGES), (4, 4, 3)),
+        (torch.from_numpy(IMAGES.reshape(10, -1)).bfloat16().requires_grad_(), (48,)),
         (IMAGES.transpose(0, 3, 1, 2) / 255, (4, 4, 3)),
         (IMAGES.reshape(10, -1) * 1.5, (48,)),
     ],
@@ -136,6 +147,8 @@ def test_arrays_in_the_shapes_that_people_have(inputs, shape):
         (IMAGES.astype(np.int32), LABELS, "images must be uint8 or floats"),
         (IMAGES - 0.5, LABELS, r"floats must lie in \[0, 1\]"),
         (IMAGES[0, 0, 0], LABELS, "must have 2, 3 or 4 axes"),
+        (IMAGES.reshape(10, -1).astype(str), LABELS, "inputs must be numbers, got <U"),
+        (IMAGES.reshape(10, -1) * 1j, LABELS, "inputs must be numbers, got complex128"),
         (IMAGES, LABELS * 0.5, "labels must be whole numbers"),
         (IMAGES, LABELS[:4], r"`labels` must be int64 of shape \[10\]"),
     ],
@@ -143,6 +156,11 @@ def test_arrays_in_the_shapes_that_people_have(inputs, shape):
 def test_arrays_that_cannot_work_are_named(inputs, labels, sentence):
     with pytest.raises(DataError, match=sentence):
         load((inputs, labels))
+
+
+def test_a_mapping_without_training_data_is_named():
+    with pytest.raises(DataError, match=r"must have the key 'train' \(and 'test'\), got test, more"):
+        load({"test": (IMAGES, LABELS), "more": 1})
 
 
 class Photos(torch.utils.data.Dataset):

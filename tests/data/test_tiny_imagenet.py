@@ -49,6 +49,21 @@ def test_what_is_missing_is_named(tmp_path, tiny_tree, path):
         load("tiny-imagenet", root=tmp_path)
 
 
+def test_lists_that_are_cut_short_or_no_text(tmp_path, tiny_tree):
+    tree = tmp_path / "tiny-imagenet-200"
+    tiny_tree(tree)
+    ids = sorted((tree / "wnids.txt").read_text().split())
+    (tree / "words.txt").write_text(ids[0])  # without its names: the id stands for them
+    assert load("tiny-imagenet", root=tmp_path).train.classes == tuple(ids)
+    (tree / "words.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"words\.txt is no text"):
+        load("tiny-imagenet", root=tmp_path)
+    (tree / "words.txt").write_text("")
+    (tree / "val" / "val_annotations.txt").write_text("val_0.JPEG")
+    with pytest.raises(DataError, match=r"lacks val/images/val_0\.JPEG"):
+        load("tiny-imagenet", root=tmp_path)
+
+
 def test_an_image_of_another_size_is_named(tmp_path, tiny_tree):
     tree = tmp_path / "tiny-imagenet-200"
     tiny_tree(tree)

@@ -6,7 +6,7 @@ A binary record is one label byte (CIFAR-10) or two (CIFAR-100: coarse, fine), t
 
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -102,6 +102,7 @@ def _parse_binary(layout: Layout, content: bytes, name: str) -> tuple[Bytes, Byt
 def _parse_python(layout: Layout, content: bytes, name: str) -> tuple[Bytes, Bytes]:
     batch: Any = read_plain(content, name)
     labels, pixels = (batch.get(layout.key), batch.get("data")) if isinstance(batch, dict) else (None, None)
-    if not isinstance(pixels, np.ndarray) or not isinstance(labels, list) or pixels.shape != (len(labels), PIXELS):
+    named = isinstance(labels, list) and all(isinstance(n, int) and 0 <= n <= 255 for n in labels)
+    if not named or not isinstance(pixels, np.ndarray) or pixels.shape != (len(cast(list[int], labels)), PIXELS):
         raise DataError(f"{name} must hold `data` of [n, {PIXELS}] bytes and n `{layout.key}`; this is another file")
     return np.array(labels, dtype=np.uint8), pixels

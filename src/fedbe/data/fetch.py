@@ -43,7 +43,8 @@ def get(name: str, root: Path | None = None, progress: Progress = _silent) -> Pa
     if not entry.remotes:
         raise DataError(f"{name} comes with fedbe; there is nothing to get")
     target = home / (entry.places[0] if entry.files else entry.remotes[0].file)
-    for place in (target, home / entry.remotes[0].file):  # an archive that the user put there does as well
+    archive = [home / entry.remotes[0].file] if len(entry.remotes) == 1 else []
+    for place in (target, *archive):  # an archive that the user put there does as well
         if place.exists():
             check(name, entry, place)
             return place

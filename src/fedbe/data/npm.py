@@ -31,8 +31,12 @@ def cifar10() -> dict[str, bytes]:
     files = {PurePosixPath(path).name: content for path, content in found.items()}
     if missing := sorted(wanted - set(files)):
         raise DataError(f"{PACKAGE} lacks {', '.join(missing)}")
-    train = np.array(json.loads(files[LABELS["train"]]), np.uint8).reshape(len(TRAIN), -1)
-    labels = dict(zip(TRAIN, train, strict=True)) | {TEST: np.array(json.loads(files[LABELS["test"]]), np.uint8)}
+    try:
+        train = np.array(json.loads(files[LABELS["train"]]), np.uint8).reshape(len(TRAIN), -1)
+        test = np.array(json.loads(files[LABELS["test"]]), np.uint8)
+    except (ValueError, TypeError, OverflowError) as problem:
+        raise DataError(f"{PACKAGE} has labels that cannot be read ({problem})") from problem
+    labels = dict(zip(TRAIN, train, strict=True)) | {TEST: test}
     return {f"{stem}.bin": _records(files[f"{stem}.png"], labels[stem]) for stem in labels}
 
 

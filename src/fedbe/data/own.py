@@ -4,6 +4,7 @@ Each becomes a `Dataset`, or a `Task` where the source brings a test part of its
 """
 
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,10 @@ from fedbe.errors import DataError
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 GREY = {"1", "L"}
+# What numpy raises on a file that is no .npz of plain arrays; RuntimeError is a password.
+NO_NPZ = (
+    OSError, ValueError, EOFError, AttributeError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error
+)  # fmt: skip
 
 
 def from_folder(place: Path) -> Dataset | Task:
@@ -85,7 +90,7 @@ def from_npz(place: Path) -> Dataset | Task:
     try:
         with place.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {keras.get(key, key): archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as problem:
+    except NO_NPZ as problem:
         raise DataError(f"{place} is not an .npz of plain arrays ({problem})") from problem
     if not {"inputs", "labels"} <= set(arrays) or ("test_inputs" in arrays) != ("test_labels" in arrays):
         has = ", ".join(arrays) or "nothing"
@@ -129,7 +134,7 @@ def from_hugging_face(data: Any, name: str) -> Dataset:
 
 
 def _stacked(values: Iterable[Any], name: str) -> np.ndarray[Any, Any]:
-    arrays = [np.asarray(value) for value in values]
+    arrays = [_array(value) for value in values]
     shapes = sorted({array.shape for array in arrays})
     if len(shapes) != 1:
         got = f"{list(shapes[0])} and {list(shapes[1])}" if shapes else "none"
@@ -137,16 +142,24 @@ def _stacked(values: Iterable[Any], name: str) -> np.ndarray[Any, Any]:
     return np.stack(arrays)
 
 
+def _array(values: Any) -> np.ndarray[Any, Any]:
+    """An array of what a tensor or anything like an array holds; numpy has no bfloat16."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    return np.asarray(values)
+
+
 def from_arrays(
     name: str, inputs: Any, labels: Any, classes: Iterable[str] | None = None, clients: Any = None
 ) -> Dataset:
     """A data set of arrays or tensors; without `classes` they are numbered 0 … max(labels)."""
-    given = np.asarray(labels)
+    given = _array(labels)
     if given.dtype.kind not in "iu" or not given.size:
         raise DataError(f"{name}: labels must be whole numbers, got {given.dtype} {list(given.shape)}")
     label = torch.from_numpy(given.astype(np.int64)).flatten()
     names = [str(number) for number in range(int(label.max()) + 1)] if classes is None else map(str, classes)
-    return Dataset(name, as_inputs(np.asarray(inputs), name), label, tuple(names), _client_ids(clients))
+    return Dataset(name, as_inputs(_array(inputs), name), label, tuple(names), _client_ids(clients))
 
 
 def _client_ids(values: Any) -> Tensor | None:
@@ -166,6 +179,8 @@ def as_inputs(values: np.ndarray[Any, Any], name: str) -> Tensor:
     >>> as_inputs(np.zeros((5, 3, 8, 8)), "mine").shape
     torch.Size([5, 8, 8, 3])
     """
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"{name}: inputs must be numbers, got {values.dtype}")
     tensor = torch.as_tensor(np.ascontiguousarray(values))
     if tensor.dim() == 2:
         return tensor.to(torch.float32)
@@ -189,7 +204,11 @@ def from_object(data: Any) -> Dataset | Task:
     name = type(data).__name__.lower()
     if isinstance(data, Dataset | Task):
         return data
-    if isinstance(data, Mapping) and "train" in data:
+    if isinstance(data, Mapping):
+        if "train" not in data:
+            raise DataError(
+                f"a mapping must have the key 'train' (and 'test'), got {', '.join(map(str, data)) or 'none'}"
+            )
         parts = [from_object(data[part]) for part in ("train", "test") if part in data]
         assert all(isinstance(part, Dataset) for part in parts)
         return Task(*parts) if len(parts) == 2 else parts[0]  # type: ignore[arg-type]

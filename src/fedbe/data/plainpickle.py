@@ -111,7 +111,7 @@ def _build(code: str, argument: Any, stack: list[Any]) -> None:
 
 
 def _since_mark(stack: list[Any]) -> list[Any]:
-    at = max(i for i, value in enumerate(stack) if value is MARK)
+    at = next(i for i in range(len(stack) - 1, -1, -1) if stack[i] is MARK)  # each value is looked at once in its life
     values = stack[at + 1 :]
     del stack[at:]
     return values

@@ -31,13 +31,13 @@ def read(name: str, place: Path) -> Task:
     found = read_files(place, lambda path: not path.removeprefix(FOLDER).startswith("test/"))
     files = {path.removeprefix(FOLDER): content for path, content in found.items()}
     ids = sorted(_lines(files, "wnids.txt", place))
-    words = dict(line.split("\t", 1) for line in _lines(files, "words.txt", place))
-    classes = tuple(words.get(wnid, wnid) for wnid in ids)
+    words = dict(line.partition("\t")[::2] for line in _lines(files, "words.txt", place))
+    classes = tuple(words.get(wnid) or wnid for wnid in ids)
     label = {wnid: number for number, wnid in enumerate(ids)}
 
     train = [(path, path.split("/")[1]) for path in sorted(files) if _is_image(path, "train/")]
-    boxes = [line.split("\t") for line in _lines(files, "val/val_annotations.txt", place)]
-    test = [(f"val/images/{box[0]}", box[1]) for box in boxes]
+    boxes = [line.partition("\t") for line in _lines(files, "val/val_annotations.txt", place)]
+    test = [(f"val/images/{file}", rest.partition("\t")[0]) for file, _, rest in boxes]
 
     def part(listing: Sequence[tuple[str, str]]) -> Dataset:
         unknown = [path for path, wnid in listing if wnid not in label or path not in files]
@@ -55,7 +55,10 @@ def read(name: str, place: Path) -> Task:
 def _lines(files: dict[str, bytes], path: str, place: Path) -> list[str]:
     if path not in files:
         raise DataError(f"{place} must hold Tiny-ImageNet in its official layout, but lacks {path}")
-    return [line for line in files[path].decode().splitlines() if line.strip()]
+    try:
+        return [line for line in files[path].decode().splitlines() if line.strip()]
+    except UnicodeDecodeError as problem:
+        raise DataError(f"{place / path} is no text ({problem}); download the set again") from problem
 
 
 def _is_image(path: str, under: str) -> bool:
