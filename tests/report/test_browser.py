@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedbe.report import build, read_studies, write_page
+from fedbe.report import build, clients, read_studies, write_page
 from fedbe.report.watch import Page as Watched
 from fedbe.report.watch import serve
 
@@ -130,6 +130,25 @@ def test_on_a_phone_nothing_sticks_out(visit: Any, address: str) -> None:
     assert results.evaluate("box => box.scrollWidth <= box.clientWidth")  # differences and p are seen without scrolling
     seen.page.locator(".accuracy summary").click()
     assert seen.page.locator(".accuracy details td").first.is_visible()
+
+
+@pytest.mark.parametrize("width", [1200, 375])
+def test_a_split_of_many_classes_stays_in_its_place_and_can_be_reached(
+    visit: Any, make_run: Any, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    counts = tuple(tuple(61 if i == j else 1 for j in range(120)) for i in range(100))
+    monkeypatch.setattr(clients, "_counts", lambda *_: (counts, tuple(map(str, range(120)))))
+    folder = make_run("many", "fedavg", [0.5, 0.6, 0.7])
+    seen = visit(viewport={"width": width, "height": 700})
+    seen.page.goto(write_page(build(read_studies([folder])), folder / "report.html").as_uri())
+    assert seen.page.evaluate("document.documentElement.scrollWidth") == width
+    panel = seen.page.locator(".split .panel")
+    drawn = panel.locator("svg").evaluate(
+        "root => Math.max(...[...root.children].map(c => c.getBBox().x + c.getBBox().width))"
+    )
+    assert drawn <= panel.evaluate("box => box.scrollWidth")
+    assert panel.evaluate("box => getComputedStyle(box).overflowX") == "auto"
+    assert seen.page.locator(".split figcaption").inner_text().count("the smallest are enlarged") == 1
 
 
 def test_for_paper_the_charts_are_drawn_anew_and_come_back(visit: Any, address: str) -> None:

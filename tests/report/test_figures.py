@@ -1,8 +1,10 @@
 """Pictures for papers: real files of each kind, drawn from the same charts as the page."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
@@ -18,6 +20,14 @@ STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 def charts(comparison: Path) -> dict[str, Chart]:
     (section,) = build(read_studies([comparison]))
     return {c.id: c for c in section.charts}
+
+
+def test_bubbles_of_many_classes_do_not_cover_each_other(charts: dict[str, Chart]) -> None:
+    names = tuple(map(str, range(100)))
+    panel = Panel(rows=names, columns=names, counts=((1000,) * 100,) * 100)
+    pixels = np.asarray(Image.open(io.BytesIO(draw(replace(charts["split"], panels=(panel,)), "png"))).convert("L"))
+    inside = pixels[pixels.shape[0] // 3 : -pixels.shape[0] // 3, pixels.shape[1] // 3 : -pixels.shape[1] // 3]
+    assert 0.2 < (inside > 200).mean() < 0.9  # bubbles, and paper between them
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])

@@ -43,7 +43,7 @@ def seen(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, l
     return played("fig-tsne", pool, tmp_path_factory.mktemp("features"))
 
 
-def analysed(study: Study, places: list[Place], pool: Pool) -> Any:
+def analysed(study: Study, places: list[Place], pool: Pool | None) -> Any:
     whole, missing, charts = analysis.analyse(study, places, pool, lambda: False)
     assert whole
     return missing, charts
@@ -155,6 +155,7 @@ def test_missing_foreign_images_are_said_and_sought_again(
     assert len(chart.panels) == 2
     text = table.markdown(study, "smoke", table.collect(study, places), missing, [chart])
     assert "Not run: fedbe / foreign / silhouette: cifar100 is not here." in text
+    assert analysed(study, places, None) == (missing, [chart])  # as with --no-train: what was found, and the reason
     monkeypatch.undo()
     missing, (chart,) = analysed(study, places, pool)
     assert missing == {}

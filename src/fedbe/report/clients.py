@@ -21,11 +21,12 @@ def split(study: Study) -> Chart | str:
     except Exception as error:  # a user's own module:function may raise anything, and a report must not end by it
         return f"The split is not shown: {type(error).__name__}: {error}."
     names = tuple(f"client {i}" for i in range(len(counts)))
+    enlarged = ", but the smallest are enlarged to be seen" if len(classes) > 30 else ""
     return Chart(
         "split",
         "bubbles",
         _finding(counts),
-        f"Training examples by client and class: the area of a bubble is their number. Seed {seed}; "
+        f"Training examples by client and class: the area of a bubble is their number{enlarged}. Seed {seed}; "
         f"every seed has its own split. {study.recipe.data.source}, {study.recipe.split.kind}.",
         (Panel(rows=names, columns=classes, counts=counts),),
         Table(

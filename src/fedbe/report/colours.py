@@ -1,8 +1,7 @@
 """One colour for each method, everywhere: on the page in light and dark, and in pictures for papers.
 
 Hue tells the clients' rule, a darker shade that FedBE distils on top; FedAvg is the grey that others are seen
-against. All stand out from their background by 4.5 : 1 or more, and neighbours differ in lightness too, so they hold
-for colour-blind readers and in grey print.
+against. All stand out from their background by 4.5 : 1 or more. Some are alike in grey print: lines carry their names.
 """
 
 LIGHT_DARK: dict[str, tuple[str, str]] = {
@@ -22,6 +21,7 @@ LIGHT_DARK: dict[str, tuple[str, str]] = {
 OTHER = ("#444444", "#cccccc")
 # From low to high accuracy: lightness alone tells the order.
 RAMP = ("#f3c969", "#e58a4e", "#b4456a", "#5b2a86", "#1b1447")
+DARK_RAMP = ("#3d2a78", "#7a3b8f", "#c2557f", "#f0915a", "#fbe08a")
 
 
 def light(method: str) -> str:
@@ -29,9 +29,10 @@ def light(method: str) -> str:
 
 
 def css() -> str:
-    """The colours as CSS variables: --m-fedbe …; names hold no character that CSS would mind."""
-    pairs = {**LIGHT_DARK, "other": OTHER}
-    return "".join(f"--m-{variable(name)}:light-dark({a},{b});" for name, (a, b) in pairs.items())
+    """The colours as CSS variables: --m-fedbe …, --ramp-0 …; names hold no character that CSS would mind."""
+    methods = {f"m-{variable(name)}": pair for name, pair in {**LIGHT_DARK, "other": OTHER}.items()}
+    ramp = {f"ramp-{i}": pair for i, pair in enumerate(zip(RAMP, DARK_RAMP, strict=True))}
+    return "".join(f"--{name}:light-dark({a},{b});" for name, (a, b) in {**methods, **ramp}.items())
 
 
 def variable(method: str) -> str:

@@ -66,8 +66,9 @@ def teachers(study: Study) -> Chart | None:
         "teachers",
         "lines",
         _gap(panels[-1]),
-        "Test accuracy by round of the ensemble's vote, of the average of the clients' weights, and of what the round "
-        f"ends with: the student that learned from the vote, if there is one. {shown(study.trials)}.",
+        "Test accuracy by round of the ensemble's vote, of the average of the clients' weights (with the server's "
+        "momentum, if the method has it), and of what the round ends with: the student that learned from the vote, if "
+        f"there is one. {shown(study.trials)}.",
         tuple(panels),
         points_table(rows, "Test accuracy, %"),
         "round",

@@ -207,12 +207,17 @@ def _dots(chart: Chart, panel: Panel, axes: "Axes") -> None:
 
 
 def _bubbles(chart: Chart, panel: Panel, axes: "Axes") -> None:
-    most = max(1, max(map(max, panel.counts)))
+    most, (width, height) = max(1, max(map(max, panel.counts))), _size(chart)
+    # In points; about an inch of either side is names.
+    cell = 72 * min((width - 1) / len(panel.columns), (height - 1) / len(panel.rows))
+    largest, every = min(130.0, (0.88 * cell) ** 2), math.ceil(9 / cell)
     for i, row in enumerate(panel.counts):
-        axes.scatter(range(len(row)), [i] * len(row), [130 * c / most for c in row], color="#3f5468", lw=0)
-    axes.set_xticks(range(len(panel.columns)), [_plain(c[:14]) for c in panel.columns])
+        areas = [max(0.6, largest * c / most) if c else 0.0 for c in row]
+        axes.scatter(range(len(row)), [i] * len(row), areas, color="#3f5468", lw=0)
+    columns = range(0, len(panel.columns), every)
+    axes.set_xticks(columns, [_plain(panel.columns[j][:14]) for j in columns])
     axes.tick_params("x", rotation=90 if max(map(len, panel.columns)) > 3 else 0)
-    axes.set_yticks(range(len(panel.rows)), panel.rows)
+    axes.set_yticks(range(0, len(panel.rows), every), panel.rows[::every])
     axes.set(xlabel=f"{chart.x_label}; largest bubble: {most:,} {chart.unit}", ylim=(len(panel.rows) - 0.5, -0.5))
     axes.grid(axis="y", color=GRID)
     axes.set_axisbelow(True)

@@ -53,12 +53,15 @@ def _title(sections: Sequence[Section]) -> str:
     return sections[0].title if len(sections) == 1 else f"{len(sections)} studies"
 
 
+SWATCH = '<span class="swatch" aria-hidden="true"></span>'  # coloured by the script
+
+
 def _switches(sections: Sequence[Section]) -> str:
     """A button for each method of the page."""
     methods = {name: title for s in sections for name, title in s.methods}
     buttons = [
         f'<button type="button" class="switch" aria-pressed="true" data-method="{escape(name)}">'
-        f'<span class="swatch m-{colours.variable(name)}" aria-hidden="true"></span>{escape(title)}</button>'
+        f"{SWATCH}{escape(title)}</button>"
         for name, title in methods.items()
     ]
     return "".join(buttons) if len(buttons) > 1 else ""
@@ -97,10 +100,7 @@ PAIRED_NOTE = (
 
 def _results(section: Section) -> str:
     keys = [f' data-method="{escape(name)}"' for name, _ in section.methods]
-    swatches = [
-        f'<span class="swatch m-{colours.variable(name)}" aria-hidden="true"></span>' for name, _ in section.methods
-    ]
-    return _html_table(section.results, "Results", keys, swatches)
+    return _html_table(section.results, "Results", keys, SWATCH)
 
 
 def _figure(section: Section, chart: Chart) -> str:
@@ -116,11 +116,10 @@ def _figure(section: Section, chart: Chart) -> str:
     )
 
 
-def _html_table(table: Table, caption: str, keys: Sequence[str] = (), marks: Sequence[str] = ()) -> str:
+def _html_table(table: Table, caption: str, keys: Sequence[str] = (), mark: str = "") -> str:
     head = "".join(f'<th scope="col">{escape(c)}</th>' for c in table.columns)
     body = []
     for i, row in enumerate(table.rows):
-        mark = marks[i] if marks else ""
         first = f'<th scope="row">{mark}{escape(row[0])}</th>'
         cells = first + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
         bold = ' class="best"' if i in table.bold else ""
@@ -137,5 +136,5 @@ def _data(sections: Sequence[Section]) -> str:
     """The charts as JSON that no text in it can end: < and & are written as escapes."""
     drawings = {f"{s.id}-{c.id}": c.drawing() for s in sections for c in s.charts}
     variables = {name: colours.variable(name) for s in sections for name, _ in s.methods}
-    text = json.dumps({"charts": drawings, "colours": variables, "ramp": colours.RAMP}, separators=(",", ":"))
+    text = json.dumps({"charts": drawings, "colours": variables}, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -101,9 +101,9 @@ def _look(folder: Path, chosen: Analysis, pool: Pool | None) -> tuple[Trial, Fou
     if not (folder / "run.json").exists():
         return "it has not been run"
     trial, found = read_trial(folder), read(folder)
-    if any(isinstance(part, str) for part in found.values()) or not found:
-        if pool is None:
-            return "it has not been looked at yet"
+    if not found and pool is None:
+        return "it has not been looked at yet"
+    if pool is not None and (not found or any(isinstance(part, str) for part in found.values())):
         try:
             found = chosen.measure(trial, pool)
         except FedBEError as error:

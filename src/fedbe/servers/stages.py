@@ -53,12 +53,13 @@ class Momentum:
             raise SettingError(f"unknown momentum_form '{self.momentum_form}': {hint}")
 
     def __call__(self, draft: Draft, round: Round) -> Draft:
-        change = draft.state.params - round.previous.params
-        before = draft.memory.get("momentum", torch.zeros_like(change))
-        # w_last + m, written from w̄ so that β = 0 gives w̄ without rounding: m − Δ is β m, or β (m − Δ) if damped.
-        extra = self.beta * (before if self.momentum_form == "heavy-ball" else before - change)
-        state = replace(draft.state, params=draft.state.params + extra)
-        return replace(draft, state=state, memory={**draft.memory, "momentum": change + extra})
+        with round.info.timed("mean"):
+            change = draft.state.params - round.previous.params
+            before = draft.memory.get("momentum", torch.zeros_like(change))
+            # w_last + m, written from w̄ so that β = 0 gives w̄ without rounding: m − Δ is β m, or β (m − Δ) if damped.
+            extra = self.beta * (before if self.momentum_form == "heavy-ball" else before - change)
+            state = replace(draft.state, params=draft.state.params + extra)
+            return replace(draft, state=state, memory={**draft.memory, "momentum": change + extra})
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,11 @@ class ControlUpdate:
         total = round.context.total_clients or len(round.updates)
         if total < len(round.updates):
             raise SettingError(f"`total_clients` is {total}, but {len(round.updates)} clients replied")
-        control = draft.memory.get("control", torch.zeros_like(draft.state.params)).clone()
-        for update in round.updates:
-            control.add_(update.extras["control"], alpha=1.0 / total)
-        return replace(draft, memory={**draft.memory, "control": control})
+        with round.info.timed("mean"):
+            control = draft.memory.get("control", torch.zeros_like(draft.state.params)).clone()
+            for update in round.updates:
+                control.add_(update.extras["control"], alpha=1.0 / total)
+            return replace(draft, memory={**draft.memory, "control": control})
 
 
 @dataclass(frozen=True)

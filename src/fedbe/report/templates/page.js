@@ -174,7 +174,9 @@
     const { rows, columns, counts } = panel, longest = Math.max(...columns.map((c) => c.length));
     const left = 56, head = Math.min(90, longest > 3 ? 12 + longest * 6 : 22), totals = 46;
     const cell = Math.max(5, Math.min(34, (width - left - totals) / columns.length)), most = Math.max(1, ...counts.flat());
-    const root = frame(node, width, head + rows.length * cell + 34, chart.title), every = Math.ceil(12 / cell), stops = [];
+    const wide = Math.max(width, left + columns.length * cell + totals);
+    const root = frame(node, wide, head + rows.length * cell + 34, chart.title), every = Math.ceil(12 / cell), stops = [];
+    if (wide > width) root.style.width = `${wide}px`;  // its panel scrolls
     columns.forEach((name, j) => {
       const x = left + (j + 0.5) * cell;
       if (j % every) return;
