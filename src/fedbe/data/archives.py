@@ -69,7 +69,7 @@ def _read_zip(place: Path, wanted: Wanted) -> dict[str, bytes]:
 
 def _read_tar(place: Path, wanted: Wanted) -> dict[str, bytes]:
     budget, found = _Budget(place), {}
-    with _unpacked(place) as content, _tar(place, _Metered(content, budget)) as archive:
+    with _unpacked(place) as whole, _tar(place, _Metered(whole, budget)) as archive:
         for member in archive:  # one by one: a bomb is refused at its name, before it is unpacked
             budget.check(member.name, member.size, plain=member.isfile() or member.isdir())
             if member.isfile() and wanted(member.name):
