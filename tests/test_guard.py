@@ -210,6 +210,26 @@ class TestWild:
         server.aggregate(still, [ClientUpdate(s, 1, client=i) for i, s in enumerate([still, still, still, moved])])
         assert not server.info.set_aside
 
+    @pytest.mark.parametrize("usual", [0.5, 1e-9])
+    def test_an_extra_beyond_all_others_is_wild(self, module, replies, same, usual):
+        good = [_with(u, extras={"control": torch.full((83,), usual)}) for u in replies(module, ids=(0, 1, 2, 3))]
+        bad = _with(good[1], extras={"control": _put(good[1].extras["control"], 1e30)})
+        server, clean = Scaffold(module, total_clients=4), Scaffold(module, total_clients=4)
+        got = server.aggregate(module.state_dict(), [good[0], bad, good[2], good[3]])
+        assert same(got, clean.aggregate(module.state_dict(), [good[0], good[2], good[3]]))
+        assert torch.equal(server.memory["control"], clean.memory["control"])
+        (aside,) = server.info.set_aside
+        assert aside.client == 1
+        assert aside.reason.startswith("its extra 'control' has length 1e+30 where ")
+
+    @pytest.mark.parametrize("sizes", [(0.0, 0.0, 0.0), (0.0, 0.0, 0.3), (1e-12, 1e-9, 2e-12)])
+    def test_extras_that_are_zero_or_tiny_make_nobody_wild(self, module, replies, sizes):
+        """In the first round, or where a client took no step."""
+        given = zip(replies(module), sizes, strict=True)
+        server = Scaffold(module, total_clients=3)
+        server.aggregate(module.state_dict(), [_with(u, extras={"control": torch.full((83,), s)}) for u, s in given])
+        assert not server.info.set_aside
+
     def test_a_clash_with_the_names_we_give_takes_nobody_else_along(self, module, replies):
         good = replies(module, ids=("anonymous 1", "b", "c", None))
         bad = _state(good[3], **{W: _put(good[3].state[W], 1e6)})

@@ -106,7 +106,7 @@ def _checked(update: ClientUpdate, layout: Layout, extras: Sequence[str]) -> Upd
     if not isinstance(update, ClientUpdate):
         raise StateError(f"an update must be a ClientUpdate, got {type(update).__name__}")
     client = _client(update.client)
-    examples = _examples(update.examples)
+    examples = checked_examples(update.examples)
     state = _state(update.state, layout)
     for what, vector in (("parameters", state.params), ("buffers", state.buffers)):
         if not bool(torch.isfinite(vector).all()):
@@ -116,7 +116,8 @@ def _checked(update: ClientUpdate, layout: Layout, extras: Sequence[str]) -> Upd
     return Update("" if client is None else client, state, examples, _extras(update.extras, extras, layout))
 
 
-def _examples(examples: object) -> float:
+def checked_examples(examples: object) -> float:
+    """A number of examples that can be a weight, or a StateError."""
     number = isinstance(examples, Real) and not isinstance(examples, bool)
     if not number or examples != examples or examples <= 0:  # type: ignore[operator]
         raise StateError(f"`examples` must be a number > 0, got {examples!r}")
@@ -182,16 +183,23 @@ def _without_wild(updates: list[Update], previous: ModelState, ratio: float) -> 
     if len(updates) < 3:
         return updates, []
     aside: dict[int, SetAside] = {}
-    for what in ("params", "buffers"):
-        last = getattr(previous, what).double()
-        norms = [float((getattr(u.state, what) - last).norm()) for u in updates]
+
+    def compare(what: str, norms: list[float], floor: float) -> None:
         # Clients that trained nothing say nothing about those that did. The floor is there so that rounding noise
         # around a model that hardly moves is not "wild".
-        usual = max(median([n for n in norms if n > 0] or norms), 1e-3 * float(last.norm()), 1e-6)
+        usual = max(median([n for n in norms if n > 0] or norms), floor, 1e-6)
         for i, norm in enumerate(norms):
             if norm > ratio * usual:
-                reason = f"its {what} changed by {norm:.3g} where {usual:.3g} is usual (limit {ratio:g} times that)"
+                reason = f"{what} {norm:.3g} where {usual:.3g} is usual (limit {ratio:g} times that)"
                 aside.setdefault(i, SetAside(updates[i].client, reason))
+
+    for part in ("params", "buffers"):
+        last = getattr(previous, part).double()
+        norms = [float((getattr(u.state, part) - last).norm()) for u in updates]
+        compare(f"its {part} changed by", norms, 1e-3 * float(last.norm()))
+    for name in updates[0].extras:
+        norms = [float(u.extras[name].double().norm()) for u in updates]
+        compare(f"its extra '{name}' has length", norms, 0.0)
     return [u for i, u in enumerate(updates) if i not in aside], list(aside.values())
 
 
