@@ -6,13 +6,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 import fedbe
+from fedbe.clients import LocalSettings
 from fedbe.errors import AggregationError, RunError, SettingError, StateError
 from fedbe.flower import (
     FedAvg,
@@ -105,6 +106,45 @@ def _drop_all(message):  # noqa: ARG001
 def _more(message):
     message.content["more"] = ArrayRecord()
     return message
+
+
+def lines_of(folder):
+    return [json.loads(one) for one in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def reasons_of(folder):
+    """round -> client -> why it was set aside"""
+    return [{one["client"]: one["reason"] for one in line["set_aside"]} for line in lines_of(folder)]
+
+
+def unmoved(job):
+    return Reply(job.load(Net()).state_dict(), 10)
+
+
+def fit(job):
+    own = slice(3 * job.client, 3 * job.client + 12)
+    return job.fit(Net(), IMAGES[own], (torch.arange(24) % 3)[own], LocalSettings(epochs=1, batch=4, lr=0.1))
+
+
+def node_of(grid, client):
+    return next(node for node, own in grid.nodes.items() if own == client)
+
+
+def restart(grid, client, node=None):
+    """The client's node comes back without its state, under a new node id if one is given."""
+    old = node_of(grid, client)
+    del grid.nodes[old], grid.contexts[old]
+    node = node or old
+    grid.nodes[node], grid.contexts[node] = client, Context(1, node, {"partition-id": client}, RecordDict(), {})
+
+
+def copies_agree(grid, strategy):
+    """Each client holds just the control variate that the server has for it, and c is their mean."""
+    for node, client in grid.nodes.items():
+        kept = grid.contexts[node].state.array_records["fedbe.memory"].to_torch_state_dict()["control"]
+        assert torch.equal(kept, strategy.nodes.memories[client]["control"])
+    mean = torch.stack([m["control"] for m in strategy.nodes.memories.values()]).mean(0)
+    torch.testing.assert_close(strategy.server.memory["control"], mean, rtol=0, atol=1e-6)
 
 
 HUGE = (
@@ -216,10 +256,129 @@ def test_a_bad_evaluation_reply_is_left_out(local_grid):
     assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx(40 * 0.3 / 50)
 
 
-def test_metrics_of_another_form_do_not_stop_the_round(local_grid):
-    odd = _metrics(**{"num-examples": 20, "loss": [1.0, 2.0]})
-    result = FedAvg(model=Net, **QUIET).start(local_grid(plain_app(), 4, breaking(odd)), arrays(), 1)
+@pytest.mark.parametrize("spoil", [_metrics(**{"num-examples": math.inf, "accuracy": 0.5}), _drop_all, None])
+def test_a_bad_evaluation_is_left_out_by_the_name_of_its_client(spoil, local_grid, caplog):
+    def change(client, message):
+        if message.metadata.message_type != "evaluate" or client != 1:
+            return message
+        if spoil:
+            return spoil(message)
+        answer = Message(Error(3, "Traceback\nNode Unavailable"), reply_to=message)
+        answer.metadata.__dict__["_src_node_id"] = 1  # the SuperLink's own id
+        answer.metadata.__dict__["_reply_to_message_id"] = message.metadata.reply_to_message_id
+        return answer
+
+    grid = local_grid(plain_app(), 4, change)
+    result = FedAvg(model=Net).start(grid, arrays(), 1)
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx((30 * 0.2 + 40 * 0.3) / 80)
+    if spoil is not _drop_all:
+        assert f"evaluation of client {node_of(grid, 1)} is left out: " in caplog.text
+
+
+@pytest.mark.parametrize("loss", [[1.0, 2.0], math.nan, [math.inf]])
+def test_metrics_that_cannot_be_averaged_are_left_out_and_named(loss, local_grid, caplog):
+    odd = _metrics(**{"num-examples": 20, "loss": loss})
+    grid = local_grid(plain_app(), 4, breaking(odd))
+    result = FedAvg(model=Net, **QUIET).start(grid, arrays(), 1)
     assert result.train_metrics_clientapp[1]["loss"] == pytest.approx((30 * 2 + 40 * 3) / 80)
+    assert f"the metrics of client {node_of(grid, 1)} are left out: " in caplog.text
+
+
+def test_metrics_that_nobody_can_average_are_none(local_grid):
+    def change(_, message):
+        return _metrics(**{"num-examples": 20, "loss": math.nan})(message)
+
+    assert not FedAvg(model=Net, **QUIET).start(local_grid(plain_app(), 4, change), arrays(), 1).train_metrics_clientapp
+
+
+def worst(records, key):
+    metrics = [next(iter(record.metric_records.values())) for record in records]
+    return MetricRecord({"worst": max(m["loss"] for m in metrics), key: sum(m[key] for m in metrics)})
+
+
+def odd_app(arrays_key, config_key, odd):
+    """Replies that tell by which weight they were averaged, and under which names the messages came.
+
+    odd  lists of different lengths, which only a function of the user's own can combine
+    """
+    app = ClientApp()
+
+    def metrics(message, i):
+        values = {"num-examples": 10 * (i + 1), "n": 7 * (4 - i), "loss": float(i)}
+        values["server-round"] = message.content[config_key]["server-round"]
+        return MetricRecord({**values, "steps": [math.nan] * (i + 1)} if odd else values)
+
+    @app.train()
+    def train(message, context):
+        i = context.node_config["partition-id"]
+        moved = {k: v + i / 10 for k, v in message.content[arrays_key].to_torch_state_dict().items()}
+        content = RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics(message, i)})
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        assert arrays_key in message.content
+        return Message(RecordDict({"m": metrics(message, context.node_config["partition-id"])}), reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"weighted_by_key": "n"},
+        {"arrayrecord_key": "weights"},
+        {"configrecord_key": "settings"},
+        {"fraction_train": 0.0},
+        {"fraction_evaluate": 0.5},
+        {"fraction_evaluate": 0.1, "min_evaluate_nodes": 3},
+        {"train_metrics_aggr_fn": worst, "fraction_evaluate": 0.0},
+        {"evaluate_metrics_aggr_fn": worst, "fraction_train": 0.0, "weighted_by_key": "n"},
+    ],
+    ids=str,
+)
+def test_the_arguments_of_flowers_fedavg_keep_their_meaning(arguments, local_grid):
+    keys = arguments.get("arrayrecord_key", "arrays"), arguments.get("configrecord_key", "config")
+    odd = any(callable(value) for value in arguments.values())
+    results, asked = [], []
+    for made in (FlowerFedAvg(**arguments), FedAvg(model=lambda: nn.Linear(4, 3), **arguments)):
+        grid = local_grid(odd_app(*keys, odd), 4)
+        start = {"weight": torch.ones(3, 4), "bias": torch.zeros(3)}
+        results.append(made.start(grid, ArrayRecord(start), 2))
+        asked.append([(kind, len(who)) for kind, who in grid.asked])
+    theirs, ours = results
+    assert asked[0] == asked[1]
+    assert ours.arrays.keys() == theirs.arrays.keys()
+    for name, tensor in theirs.arrays.to_torch_state_dict().items():
+        torch.testing.assert_close(ours.arrays.to_torch_state_dict()[name], tensor)
+    drawn = arguments.get("fraction_evaluate", 1.0) < 1  # Flower's draw is another one
+    for kind in ("train_metrics_clientapp", "evaluate_metrics_clientapp"):
+        theirs_by_round, ours_by_round = getattr(theirs, kind), getattr(ours, kind)
+        assert ours_by_round.keys() == theirs_by_round.keys()
+        for number, record in theirs_by_round.items():
+            same = ("server-round",) if drawn and kind.startswith("evaluate") else tuple(record)
+            found = ours_by_round[number]
+            assert [found[name] for name in same] == pytest.approx([record[name] for name in same])
+
+
+def test_who_evaluates_changes_from_round_to_round_even_if_nobody_trains(local_grid):
+    grid = local_grid(plain_app(), 4)
+    FedAvg(model=Net, fraction_train=0.0, fraction_evaluate=0.5).start(grid, arrays(), 6)
+    assert len({tuple(who) for _, who in grid.asked}) > 1
+
+
+def test_our_clients_say_their_examples_under_the_servers_key(local_grid):
+    def train(job):
+        labels = torch.arange(24)[: 8 * (job.client + 1)] % 3
+        return job.fit(Net(), IMAGES[: len(labels)], labels, LocalSettings(epochs=1))
+
+    def total(records, key):
+        return MetricRecord({key: sum(next(iter(r.metric_records.values()))[key] for r in records)})
+
+    ours = FedAvg(model=Net, weighted_by_key="n", train_metrics_aggr_fn=total, **QUIET)
+    result = ours.start(local_grid(client_app(train), 3), arrays(), 1)
+    assert result.train_metrics_clientapp[1]["n"] == 8 + 16 + 24
 
 
 @pytest.mark.parametrize("made", [FedAvg, FedAvgM, VDistillation, FedBE, OneEnsemble])
@@ -246,11 +405,20 @@ def test_one_line_replaces_flowers_own_strategy(made, local_grid):
 
 
 @pytest.mark.parametrize("made", [FedProx, Scaffold])
-def test_a_method_with_rules_refuses_clients_that_ignore_them(made, local_grid):
-    with pytest.raises(
-        AggregationError, match=r"it did not follow the rules of \w+: use fedbe.flower.client_app there"
-    ):
-        made(model=Net, **QUIET).start(local_grid(plain_app(), 3), arrays(), 1)
+@pytest.mark.parametrize("app", [plain_app(), client_app(unmoved)], ids=["plain", "own loop"])
+def test_a_method_with_rules_refuses_clients_that_ignore_them(made, app, local_grid):
+    says = r"it did not follow the rules of \w+: use fedbe.flower.client_app and job.fit there"
+    with pytest.raises(AggregationError, match=says):
+        made(model=Net, **QUIET).start(local_grid(app, 3), arrays(), 1)
+
+
+def test_a_loop_that_applies_the_rules_itself_says_so(local_grid):
+    def train(job):
+        return Reply(job.load(Net()).state_dict(), 10, followed=job.order.method.name)
+
+    ours = FedProx(model=Net, **QUIET)
+    ours.start(local_grid(client_app(train), 3), arrays(), 1)
+    assert ours.server.info.clients == (0, 1, 2)
 
 
 def test_the_rules_settings_reach_the_clients(local_grid):
@@ -258,7 +426,7 @@ def test_the_rules_settings_reach_the_clients(local_grid):
 
     def train(job):
         seen.append((job.order.method.rules, job.round, job.config["epochs"], job.order.seed))
-        return Reply(job.load(Net()).state_dict(), 10)
+        return Reply(job.load(Net()).state_dict(), 10, followed=job.order.method.name)
 
     grid = local_grid(client_app(train), 2)
     FedProx(model=Net, mu=0.25, seed=2**80, **QUIET).start(grid, arrays(), 1, train_config=ConfigRecord({"epochs": 3}))
@@ -310,23 +478,157 @@ def test_nodes_that_do_not_say_who_they_are_take_part_all_the_same(local_grid):
     assert [kind for kind, _ in grid.asked] == ["query.fedbe", "train", "train"]
 
 
-def test_two_clients_under_one_id_are_both_set_aside(local_grid):
-    def train(job):
-        own = job.context.node_config["partition-id"]
-        state = {k: v + own if v.is_floating_point() else v for k, v in job.load(Net()).state_dict().items()}
-        return Reply(state, 10)
+IMPOSTORS = {
+    "nan": _set("0.bias", Array(np.full(8, np.nan, np.float32))),
+    "examples": _metrics(**{"num-examples": -20, "train-loss": 1e9}),
+    "as good": lambda message: message,
+}
 
-    grid = local_grid(client_app(train), 4)
-    next(iter(grid.contexts.values())).node_config["client-id"] = 3
+
+@pytest.mark.parametrize("impostor", [0, 3])  # whose reply comes last decides nothing
+@pytest.mark.parametrize("how", IMPOSTORS)
+@pytest.mark.parametrize("made", [FedAvg, Scaffold])
+def test_two_nodes_under_one_id_are_both_set_aside_though_one_is_broken(made, how, impostor, local_grid, tmp_path):
+    def change(client, message):
+        train = message.metadata.message_type == "train"
+        return IMPOSTORS[how](message) if client == impostor and train else message
+
+    grid = local_grid(client_app(fit), 4, change)
+    grid.contexts[node_of(grid, 3)].node_config["client-id"] = 0
+    ours = made(model=Net, folder=tmp_path, **QUIET)
+    result = ours.start(grid, arrays(), 1)
+    assert ours.server.info.clients == (1, 2)
+    assert reasons_of(tmp_path) == [{0: "2 nodes replied under this client id: give each one of its own"}]
+    assert set(ours.nodes.memories) == ({1, 2} if made is Scaffold else set())
+    assert 0 < result.train_metrics_clientapp[1]["train-loss"] < 10
+
+
+def test_a_node_that_is_gone_claims_no_id(local_grid):
+    """Its client has come back under a new node id; for the old one Flower says that it is unavailable."""
+    grid = local_grid(client_app(unmoved), 3)
+    ours = FedAvg(model=Net, **QUIET)
+    gone = node_of(grid, 1)
+
+    def back(number, _):
+        if number == 1:
+            grid.nodes[77], grid.contexts[77] = 1, Context(1, 77, {"partition-id": 1}, RecordDict(), {})
+
+    def change(_, message):
+        if ours.server.round == 1 and message.metadata.src_node_id == gone:
+            reply_to = message.metadata.reply_to_message_id
+            message = Message(Error(3, "Node Unavailable"), reply_to=message)
+            message.metadata.__dict__["_reply_to_message_id"] = reply_to
+        return message
+
+    grid.change = change
+    ours.start(grid, arrays(), 2, evaluate_fn=back)
+    assert ours.server.info.clients == (0, 1, 2)
+
+
+def test_a_nodes_client_id_stays_for_the_whole_run(local_grid, tmp_path):
+    said = []
+
+    def change(client, message):
+        if client == 3 and message.metadata.message_type == "train":
+            said.append(f"another {len(said)}")
+            message.content["fedbe"]["client"] = said[-1]
+        return message
+
+    ours = Scaffold(model=Net, folder=tmp_path, **QUIET)
+    ours.start(local_grid(client_app(fit), 4, change), arrays(), 3)
+    reason = "it now says that it is client another {}: a node's client id stays for the whole run"
+    assert reasons_of(tmp_path) == [{3: reason.format(i)} for i in range(3)]
+    assert set(ours.nodes.memories) == {0, 1, 2}
+
+
+def test_a_memory_that_two_nodes_claim_is_sent_to_neither(local_grid, tmp_path):
+    sent, here = [], []
+
+    def train(job):
+        if any(name.startswith("fedbe/memory-") for name in job.arrays):
+            sent.append((job.round, job.client))
+        if job.round == 2 and job.client == 0 and not here:
+            raise ValueError("lost")  # so the server owes client 0 its memory
+        return fit(job)
+
+    grid = local_grid(client_app(train), 3)
+
+    def join(number, _):
+        if number == 2:
+            node = 2**61
+            grid.nodes[node] = 3
+            grid.contexts[node] = Context(1, node, {"client-id": 0}, RecordDict(), {})
+            here.append(node)
+        if number == 3:
+            del grid.nodes[here[0]]
+
+    ours = Scaffold(model=Net, folder=tmp_path, **QUIET)
+    ours.start(grid, arrays(), 4, evaluate_fn=join)
+    assert sent == [(4, 0)]  # in round 3 there were two, in round 4 one of them has gone
+    assert [line["clients"] for line in lines_of(tmp_path)] == [[0, 1, 2], [1, 2], [1, 2], [0, 1, 2]]
+    copies_agree(grid, ours)
+
+
+@pytest.mark.parametrize("name", ["x" * 101, "two\nlines"])
+def test_an_id_that_does_not_fit_a_line_is_refused_at_the_client_and_ignored_at_the_server(name, local_grid, tmp_path):
+    grid = local_grid(client_app(unmoved), 3)
+    grid.contexts[node_of(grid, 1)].node_config["client-id"] = name
+    FedAvg(model=Net, folder=tmp_path / "a", **QUIET).start(grid, arrays(), 1)
+    ((reason,),) = [found.values() for found in reasons_of(tmp_path / "a")]
+    assert "SettingError: `client-id` must have at most 100 printable characters, got" in reason
+
+    def change(client, message):
+        if client == 1:
+            message.content["fedbe"]["client"] = name
+        return message
+
+    grid = local_grid(client_app(unmoved), 3, change)
     ours = FedAvg(model=Net, **QUIET)
     ours.start(grid, arrays(), 1)
-    assert ours.server.info.clients == (1, 2)
+    assert ours.server.info.clients == (0, 2, node_of(grid, 1))
+
+
+def test_a_node_that_was_restarted_is_sent_its_memory_instead_of_training_without(local_grid, tmp_path):
+    grid = local_grid(client_app(fit), 3)
+    ours = Scaffold(model=Net, folder=tmp_path, **QUIET)
+    ours.start(grid, arrays(), 3, evaluate_fn=lambda number, _: restart(grid, 1) if number == 1 else None)
+    gone = (
+        "it failed: StateError: this client's memory is gone, because its node was restarted; the server will send it"
+    )
+    assert reasons_of(tmp_path) == [{}, {1: gone}, {}]
+    copies_agree(grid, ours)
+
+
+def test_a_client_that_comes_back_under_a_new_node_id_is_the_same_client(local_grid, tmp_path):
+    grid = local_grid(client_app(fit), 3)
+    ours = Scaffold(model=Net, folder=tmp_path, **QUIET)
+    ours.start(grid, arrays(), 3, evaluate_fn=lambda number, _: restart(grid, 1, 77) if number == 1 else None)
+    assert ours.server.total_clients == 3
+    assert reasons_of(tmp_path) == [{}, {}, {}]
+    copies_agree(grid, ours)
+
+
+def test_who_could_not_say_its_id_after_a_resume_is_not_used_until_it_has_its_memory(local_grid, tmp_path):
+    Scaffold(model=Net, folder=tmp_path, **QUIET).start(local_grid(client_app(fit), 3), arrays(), 1)
+
+    def lose(client, message):
+        return None if client == 1 and message.metadata.message_type == "query.fedbe" else message
+
+    grid = local_grid(client_app(fit), 3, lose)
+    ours = Scaffold(model=Net, folder=tmp_path, **QUIET)
+    resume(ours, grid, arrays(), 3)
+    lacked = "it trained without its memory, because the server could not tell which client it is"
+    assert reasons_of(tmp_path) == [{}, {1: lacked}, {}]
+    assert ours.server.total_clients == 3
+    copies_agree(grid, ours)
 
 
 def test_wrong_use_is_said_at_once(local_grid):
     grid = local_grid(plain_app(), 4)
     with pytest.raises(SettingError, match="give `unlabeled`"):
         FedBE(model=Net)
+    with pytest.raises(SettingError, match="SCAFFOLD must know whose memory is whose: `identify` cannot be False"):
+        Scaffold(model=Net, identify=False)
     with pytest.raises(SettingError, match="FedAvg has no setting 'fraction_trian'"):
         FedAvg(model=Net, fraction_trian=0.5)
     with pytest.raises(StateError, match=r"the global model does not fit the model: it lacks '1\.weight'"):
@@ -346,6 +648,67 @@ def test_a_folder_belongs_to_one_run(local_grid, tmp_path):
         resume(FedAvg(model=Net, folder=tmp_path, seed=1, **QUIET), grid, arrays(), 2)
     with pytest.raises(RunError, match="its method was fedavg and is now fedavgm"):
         resume(FedAvgM(model=Net, folder=tmp_path, **QUIET), grid, arrays(), 2)
+
+
+class StoppedError(Exception):
+    pass
+
+
+def evaluated_until(last):
+    def evaluate(number, _):
+        if number == last:
+            raise StoppedError
+        return MetricRecord({"accuracy": number / 10})
+
+    return evaluate
+
+
+@pytest.mark.parametrize("last", [0, 1, 2, 3])
+def test_a_run_that_was_stopped_has_the_report_and_the_model_of_one_that_was_not(last, local_grid, tmp_path):
+    def strategy(name):
+        return FedAvg(model=Net, folder=tmp_path / name)
+
+    strategy("whole").start(local_grid(plain_app(), 4), arrays(), 3, evaluate_fn=evaluated_until(9))
+    with pytest.raises(StoppedError):
+        resume(strategy("stopped"), local_grid(plain_app(), 4), arrays(), 3, evaluate_fn=evaluated_until(last))
+    assert not (tmp_path / "stopped" / "model.safetensors").exists()
+    resume(strategy("stopped"), local_grid(plain_app(), 4), arrays(), 3, evaluate_fn=evaluated_until(9))
+    report = json.loads((tmp_path / "stopped" / "report.json").read_text())
+    assert [list(report[kind]) for kind in ("train", "evaluate", "server")] == [list("123"), list("123"), list("0123")]
+    for name in ("report.json", "model.safetensors"):
+        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_metrics_of_a_round_that_no_checkpoint_holds_are_dropped(local_grid, tmp_path):
+    FedAvg(model=Net, folder=tmp_path, **QUIET).start(local_grid(plain_app(), 4), arrays(), 1)
+    report = json.loads((tmp_path / "report.json").read_text())
+    (tmp_path / "report.json").write_text(json.dumps({**report, "train": {**report["train"], "2": {"loss": 5.0}}}))
+    resume(FedAvg(model=Net, folder=tmp_path, **QUIET), local_grid(plain_app(), 4), arrays(), 1)
+    assert json.loads((tmp_path / "report.json").read_text()) == report
+
+
+def test_what_a_run_left_that_ended_in_its_first_round_does_not_mix_in(local_grid, tmp_path):
+    (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n')
+    (tmp_path / "report.json").write_text('{"train": {"7": {"loss": 1.0}}}')
+    FedAvg(model=Net, folder=tmp_path, **QUIET).start(local_grid(plain_app(), 4), arrays(), 1)
+    assert [line["round"] for line in lines_of(tmp_path)] == [1]
+    assert list(json.loads((tmp_path / "report.json").read_text())["train"]) == ["1"]
+    for path in tmp_path.glob("checkpoint-*"):
+        path.unlink()
+    with pytest.raises(RunError, match="holds another run"):
+        FedAvg(model=Net, folder=tmp_path, **QUIET).start(local_grid(plain_app(), 4), arrays(), 1)
+
+
+def test_a_model_with_another_integer_buffer_is_another_model(local_grid, tmp_path):
+    class Counting(Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("steps", torch.tensor(0))
+
+    grid = local_grid(plain_app(), 4)
+    FedAvg(model=Net, folder=tmp_path, **QUIET).start(grid, arrays(), 1)
+    with pytest.raises(RunError, match="cannot be resumed: its model was"):
+        resume(FedAvg(model=Counting, folder=tmp_path, **QUIET), grid, ArrayRecord(Counting().state_dict()), 2)
 
 
 def test_resuming_counts_on_and_drops_a_line_that_no_checkpoint_holds(local_grid, tmp_path):

@@ -40,6 +40,8 @@ class Reply:
     metrics   numbers for the report
     extras    what the rules send, by name, as named tensors; `job.fit` fills it in
     memory    vectors that stay with the client until its next round; `job.fit` fills it in
+    followed  the method whose rules it trained with; `job.fit` fills it in. A loop of your own that applies them
+              itself says `job.order.method.name`
     """
 
     state: Mapping[str, Tensor]
@@ -47,6 +49,7 @@ class Reply:
     metrics: Mapping[str, float] = field(default_factory=dict)
     extras: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     memory: Mapping[str, Tensor] = field(default_factory=dict)
+    followed: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +104,8 @@ class Job:
         )
         metrics = {"train-loss": done.loss} if math.isfinite(done.loss) else {}
         extras = {name: bench.layout.unpack_params(vector) for name, vector in done.extras.items()}
-        return Reply(bench.layout.unpack(done.state), len(labels), metrics, extras, done.memory)
+        state_dict, method = bench.layout.unpack(done.state), self.order.method.name
+        return Reply(state_dict, len(labels), metrics, extras, done.memory, method)
 
     def _given(self, layout: Layout) -> tuple[ModelState, dict[str, Any], dict[str, Any]]:
         """The global model, what came with it for everybody, and what this client is to remember."""
@@ -110,14 +114,15 @@ class Job:
         named = {n: read(a, expected_extra(layout), f"the extra '{n}'") for n, a in extras.items()}
         broadcast = {n: t for n, t in named.items() if not n.startswith(wire.MEMORY)}
         if self.order.memory == wire.OWN:
-            return state, broadcast, _kept(self.context, layout)
+            return state, broadcast, self._kept(layout)
         return state, broadcast, {n.removeprefix(wire.MEMORY): t for n, t in named.items() if n not in broadcast}
 
-
-def _kept(context: Context, layout: Layout) -> dict[str, Tensor]:
-    kept = context.state.array_records.get(MEMORY, ArrayRecord())
-    wanted = {name: (torch.Size([layout.size]), layout.dtype) for name in kept}
-    return read(kept, wanted, "the client's memory")
+    def _kept(self, layout: Layout) -> dict[str, Tensor]:
+        kept = self.context.state.array_records.get(MEMORY, ArrayRecord())
+        if self.order.method.extras and not kept:
+            raise StateError("this client's memory is gone, because its node was restarted; the server will send it")
+        wanted = {name: (torch.Size([layout.size]), layout.dtype) for name in kept}
+        return read(kept, wanted, "the client's memory")
 
 
 def client_app(train: Callable[[Job], Reply]) -> ClientApp:
@@ -133,12 +138,12 @@ def client_app(train: Callable[[Job], Reply]) -> ClientApp:
         if reply.memory:
             context.state[MEMORY] = to_record(reply.memory)
         key = next(iter(message.content.array_records))
-        metrics: dict[str, Any] = {"num-examples": reply.examples, **reply.metrics}
+        metrics: dict[str, Any] = {job.order.weight: reply.examples, **reply.metrics}
         content = RecordDict(
             {
                 key: to_record(reply.state, reply.extras),
                 "metrics": MetricRecord(metrics),
-                wire.RECORD: wire.signature(context, job.order.method),
+                wire.RECORD: wire.signature(context, reply.followed),
             }
         )
         return Message(content, reply_to=message)

@@ -14,6 +14,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from flwr.app import MetricRecord
 
 import fedbe
 from fedbe.errors import RunError
@@ -32,29 +33,35 @@ class Journal:
         self._server = server
 
     def begin(self) -> None:
-        """A new run must not mix with an old one."""
+        """A new run must not mix with an old one. What one left that ended in its first round goes."""
         if self.folder is None:
             return
-        if checkpoint.found(self.folder):
+        if checkpoint.found(self.folder) or (self.folder / "model.safetensors").exists():
             raise RunError(f"{self.folder} holds another run: go on with fedbe.flower.resume, or choose another folder")
         make_folder(self.folder)
+        for name in ("rounds.jsonl", "report.json"):
+            (self.folder / name).unlink(missing_ok=True)
 
     def load(self) -> RunState | None:
-        """The last finished round, if there is one; lines of later rounds are dropped."""
+        """The last finished round, if there is one; lines and metrics of later rounds are dropped."""
         if self.folder is None:
             raise RunError("there is nothing to resume from: give the strategy a `folder`")
         make_folder(self.folder)
         state = checkpoint.latest(self.folder, _identity(self._server))
+        done = 0 if state is None else state.round
+        report = {kind: {n: m for n, m in found.items() if int(n) <= done} for kind, found in self._report().items()}
+        write_json(self.folder / "report.json", report)
         path = self.folder / "rounds.jsonl"
         if path.exists():
-            done = 0 if state is None else state.round
             kept = [line for line in path.read_bytes().splitlines(keepends=True) if _round(line) <= done]
             write_whole(path, b"".join(kept))
         return state
 
-    def save(self, state: RunState, line: dict[str, Any]) -> None:
+    def save(self, state: RunState, line: dict[str, Any], metrics: MetricRecord | None) -> None:
+        """A finished round. The checkpoint comes last: it says that the rest is there."""
         if self.folder is not None:
             append_line(self.folder / "rounds.jsonl", line)
+            self.note("train", state.round, metrics)
             checkpoint.save(self.folder, state, _identity(self._server))
 
     def nodes(self, online: int, needed: int) -> None:
@@ -62,14 +69,25 @@ class Journal:
         if self.folder is not None:
             write_json(self.folder / "nodes.json", {"online": online, "needed": needed})
 
-    def finish(self, model: ModelState, layout: Layout, metrics: dict[str, dict[str, Any]]) -> None:
-        """The final model, and the metrics of all rounds, those of earlier parts of a resumed run included."""
+    def note(self, kind: str, round: int, metrics: MetricRecord | None) -> None:
+        """Metrics go into the report at once, so that a run that is stopped keeps them."""
+        if self.folder is not None and metrics is not None:
+            report = self._report()
+            report[kind][str(round)] = dict(metrics)
+            write_json(self.folder / "report.json", report)
+
+    def finish(self, model: ModelState, layout: Layout) -> None:
+        """The final model, and a report even if there were no metrics."""
         if self.folder is not None:
             named = {n: t.contiguous().clone() for n, t in layout.unpack(model).items()}
             write_whole(self.folder / "model.safetensors", safetensors.torch.save(named))
-            path = self.folder / "report.json"
-            before = json.loads(path.read_text()) if path.exists() else {}
-            write_json(path, {kind: before.get(kind, {}) | found for kind, found in metrics.items()})
+            write_json(self.folder / "report.json", self._report())
+
+    def _report(self) -> dict[str, dict[str, Any]]:
+        assert self.folder is not None, "asked for with a folder only"
+        path = self.folder / "report.json"
+        found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+        return {kind: found.get(kind, {}) for kind in ("train", "evaluate", "server")}
 
 
 def _round(line: bytes) -> float:
@@ -83,13 +101,15 @@ def _round(line: bytes) -> float:
 def _identity(server: Server) -> dict[str, str]:
     """What must be the same to go on."""
     layout = server.bench.layout
-    shapes = [(s.name, list(s.shape), str(s.dtype)) for s in (*layout.params, *layout.buffers)]
+    shapes = [[(s.name, list(s.shape), str(s.dtype)) for s in part] for part in (layout.params, layout.buffers)]
+    counters = [(name, list(shape), str(dtype)) for name, (shape, dtype) in layout.counters.items()]
+    model = json.dumps([shapes, counters, layout.keys])
     settings = json.dumps(server.method.settings(), sort_keys=True, default=str)
     return {
         "method": server.method.name,
         "settings": hashlib.sha256(settings.encode()).hexdigest()[:16],
         "seed": str(server.seed),
-        "model": hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16],
+        "model": hashlib.sha256(model.encode()).hexdigest()[:16],
         "unlabeled inputs": str(0 if server.inputs is None else len(server.inputs)),
         "fedbe": fedbe.__version__,
         "torch": torch.__version__,

@@ -1,16 +1,13 @@
 """Go on with a federation that was stopped."""
 
-from collections.abc import Callable
 from typing import Any
 
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedbe.flower.arrays import to_record
-from fedbe.flower.strategies import CatalogueStrategy
-
-Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+from fedbe.flower.strategies import CatalogueStrategy, Evaluate
 
 
 def resume(
@@ -30,19 +27,11 @@ def resume(
     """
     strategy.server.rounds = num_rounds
     state = strategy.journal.load()
-    done = 0 if state is None else state.round
-    if state is not None:
-        strategy.restore(state)
-        initial_arrays = to_record(strategy.server.bench.layout.unpack(state.model))
-    if done >= num_rounds:
-        return Result(arrays=initial_arrays)
-
-    def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        return evaluate_fn(round + done, arrays) if evaluate_fn else None
-
-    found = strategy.play(
-        grid, initial_arrays, num_rounds - done, evaluate_fn=evaluate if evaluate_fn else None, **others
-    )
-    for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
-        setattr(found, name, {number + done: record for number, record in getattr(found, name).items()})
+    strategy.restore(state)
+    if state is None:
+        return strategy.play(grid, initial_arrays, num_rounds, evaluate_fn, **others)
+    arrays = to_record(strategy.server.bench.layout.unpack(state.model))
+    # With no round left this still evaluates and writes the model: a run may have been stopped just before.
+    found = strategy.play(grid, arrays, max(num_rounds - state.round, 0), evaluate_fn, **others)
+    found.arrays = found.arrays or arrays
     return found

@@ -16,20 +16,23 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from torch import Tensor, nn
 
 from fedbe.errors import AggregationError, SettingError, StateError
 from fedbe.flower import wire
 from fedbe.flower.arrays import expected, read, split, to_record
 from fedbe.flower.journal import Journal
-from fedbe.flower.nodes import Nodes
-from fedbe.flower.replies import Replies, alike, weight_of
-from fedbe.guard import SetAside
+from fedbe.flower.nodes import Nodes, sender
+from fedbe.flower.replies import Replies, check_worked, comparable, weight_of
+from fedbe.guard import SetAside, checked_examples
 from fedbe.seeds import generator
 from fedbe.servers.door import RoundInfo, server
 from fedbe.simulation.round import RunState
 from fedbe.states import ModelState
+from fedbe.updates import ClientId
 
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 _FLOWERS = tuple(n for n in inspect.signature(FlowerFedAvg.__init__).parameters if n != "self")
 
 
@@ -40,7 +43,7 @@ class CatalogueStrategy(FlowerFedAvg):
     folder     where each round's checkpoint and report go; needed by `fedbe.flower.resume`
     identify   ask nodes for their client ids before a part of them is sampled, so that the cohort is a function of
                (seed, round) and not of Flower's random node ids; the clients must be `fedbe.flower.client_app`s.
-               Default: only where the method's clients must be such apps anyway (SCAFFOLD)
+               Default: only where the method's clients have a memory (SCAFFOLD), which needs it
     arguments  those of Flower's FedAvg (fraction_train, min_train_nodes …) and of `fedbe.Server` (unlabeled, seed,
                min_clients … and the method's settings)
     """
@@ -60,39 +63,59 @@ class CatalogueStrategy(FlowerFedAvg):
         self.server = server(self.method_name, module, **{"rounds": 1, **arguments})  # `play` knows how many there are
         self.method = self.server.method
         self.journal = Journal(folder, self.server)
+        if identify is False and self.method.extras:
+            raise SettingError(f"{self.method.title} must know whose memory is whose: `identify` cannot be False")
         self.identify = bool(self.method.extras) if identify is None else identify
         self._total = self.server.total_clients
+        self._before = 0  # rounds that an earlier part of the run has played: Flower counts from 1 again
         self.nodes = Nodes()
         self._asked: tuple[list[Message], dict[str, Tensor], float] = ([], {}, 0.0)  # what was sent, global model, when
+        self._evaluating: list[Message] = []
 
-    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *args: Any, **others: Any) -> Result:
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+    ) -> Result:
         """Flower's `start`, from the first round."""
         self.journal.begin()
         self.restore(None)
-        return self.play(grid, initial_arrays, num_rounds, *args, **others)
+        others = {"timeout": timeout, "train_config": train_config, "evaluate_config": evaluate_config}
+        return self.play(grid, initial_arrays, num_rounds, evaluate_fn, **others)
 
-    def play(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, *args: Any, **others: Any) -> Result:
-        """Flower's loop, from where the server stands; then the final model is written."""
-        if self.method.one_round and self.server.round + num_rounds > 1:
+    def play(
+        self, grid: Grid, arrays: ArrayRecord, num_rounds: int, evaluate_fn: Evaluate | None, **others: Any
+    ) -> Result:
+        """Flower's loop, from where the server stands and with its round numbers; then the final model is written."""
+        before, layout = self._before, self.server.bench.layout
+        if self.method.one_round and before + num_rounds > 1:
             raise SettingError(f"{self.method.title} is defined for one round: set num_rounds to 1, got {num_rounds}")
-        done, layout = self.server.round, self.server.bench.layout
-        self.server.rounds = done + num_rounds
-        result = super().start(grid, initial_arrays, num_rounds, *args, **others)
-        found = (result.train_metrics_clientapp, result.evaluate_metrics_clientapp, result.evaluate_metrics_serverapp)
-        metrics = {
-            kind: {str(number + done): dict(record) for number, record in records.items()}
-            for kind, records in zip(("train", "evaluate", "server"), found, strict=True)
-        }
-        if result.arrays:  # there are none if nobody was to train
-            self.journal.finish(layout.pack(self._read(result.arrays)), layout, metrics)
+        self.server.rounds = before + num_rounds
+
+        def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+            assert evaluate_fn is not None, "it is passed on only then"
+            metrics = evaluate_fn(before + number, arrays)
+            self.journal.note("server", before + number, metrics)
+            return metrics
+
+        own = evaluate if evaluate_fn else None
+        result = super().start(grid, arrays, num_rounds, evaluate_fn=own, **others)
+        for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+            setattr(result, name, {before + number: record for number, record in getattr(result, name).items()})
+        self.journal.finish(layout.pack(self._read(result.arrays or arrays)), layout)
         return result
 
     def restore(self, state: RunState | None) -> None:
         """Stand where a checkpoint stood, or at the beginning."""
-        self.server.round = 0 if state is None else state.round
+        self.server.round = self._before = 0 if state is None else state.round
         self.server.memory = {} if state is None else state.memory
         self.server.members = () if state is None else state.members
-        self.nodes.forget({} if state is None else state.clients)
+        self.nodes = Nodes(None if state is None else state.clients)
         if state is not None:
             log(INFO, "%s: going on after round %s", self.method.title, state.round)
 
@@ -106,8 +129,8 @@ class CatalogueStrategy(FlowerFedAvg):
         """The round's cohort, a function of (seed, round), and what each of them is sent."""
         if self.fraction_train == 0:
             return []
-        number = self.server.round + 1  # Flower counts from 1 again when a run is resumed
-        nodes = self._sample(grid, self.fraction_train, self.min_train_nodes, "cohort")
+        number = self.server.round + 1
+        nodes = self._sample(grid, self.fraction_train, self.min_train_nodes, "cohort", number)
         previous = self._read(arrays)
         config["server-round"] = number
         plain = to_record(previous, self.server.broadcast)
@@ -118,7 +141,7 @@ class CatalogueStrategy(FlowerFedAvg):
         memory, owed = self.nodes.owed(node)
         named = {wire.MEMORY + n: self.server.bench.layout.unpack_params(t) for n, t in owed.items()}
         record = ArrayRecord({**plain, **to_record({}, named)}) if named else plain
-        order = wire.Order(self.method, self.server.seed, number, memory)
+        order = wire.Order(self.method, self.server.seed, number, memory, self.weighted_by_key)
         content = RecordDict({self.arrayrecord_key: record, self.configrecord_key: config, wire.RECORD: order.record()})
         return Message(content, dst_node_id=node, message_type=MessageType.TRAIN)
 
@@ -132,69 +155,69 @@ class CatalogueStrategy(FlowerFedAvg):
         if not sent:
             return None, None
         nodes, layout = [m.metadata.dst_node_id for m in sent], self.server.bench.layout
-        came = Replies(replies, sent, self.nodes.clients, self.method, layout, self.weighted_by_key)
-        self.server.total_clients = self._total or max(len(self.nodes.clients), len(nodes))
+        came = Replies(replies, sent, self.nodes, self.method, layout, self.weighted_by_key)
+        self.server.total_clients = self._total or self.nodes.count
         try:
             state = self.server.aggregate(previous, came)
         except AggregationError as error:
             raise AggregationError(f"round {self.server.round + 1}: {error}{_also(came.set_aside)}") from error
-        used = self._info().clients
-        self.nodes.note(came.nodes, set(used), came.extras)
+        used = {client: came.good[client] for client in self._info().clients}
+        self.nodes.note({one.node: one.extras for one in used.values()})
         late = [SetAside(self.nodes.client(n), "it sent no reply in time") for n in nodes if n not in came.nodes]
         line = self._line([*came.set_aside, *late], time.perf_counter() - begin)
-        self.journal.save(self._state(layout.pack(state)), line)
-        metrics = self._metrics([came.contents[c] for c in used], self.train_metrics_aggr_fn)
+        metrics = self._metrics([(client, one.content) for client, one in used.items()], self.train_metrics_aggr_fn)
+        self.journal.save(self._state(layout.pack(state)), line, metrics)
         return to_record(state), metrics
 
     def configure_evaluate(
-        self,
-        server_round: int,  # noqa: ARG002
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Who evaluates is a function of (seed, round) too."""
         if self.fraction_evaluate == 0:
             return []
-        nodes = self._sample(grid, self.fraction_evaluate, self.min_evaluate_nodes, "evaluate")
-        config["server-round"] = self.server.round
+        number = self._before + server_round
+        nodes = self._sample(grid, self.fraction_evaluate, self.min_evaluate_nodes, "evaluate", number)
+        config["server-round"] = number
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        return [Message(content, dst_node_id=node, message_type=MessageType.EVALUATE) for node in nodes]
+        self._evaluating = [Message(content, dst_node_id=node, message_type=MessageType.EVALUATE) for node in nodes]
+        return self._evaluating
 
-    def aggregate_evaluate(
-        self,
-        server_round: int,  # noqa: ARG002
-        replies: Iterable[Message],
-    ) -> MetricRecord | None:
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The mean of the good replies' metrics; a broken one is left out."""
         good = []
         for message in replies:
+            client = self.nodes.client(sender(message, self._evaluating))
             try:
-                if message.has_error():
-                    raise StateError(f"it failed: {message.error.reason}")
-                if not weight_of(message.content, self.weighted_by_key) > 0:
-                    raise StateError(f"its '{self.weighted_by_key}' must be > 0")
-                good.append(message.content)
+                check_worked(message)
+                checked_examples(weight_of(message.content, self.weighted_by_key))
             except StateError as error:
-                log(WARNING, "evaluation of node %s is left out: %s", message.metadata.src_node_id, error)
-        return self._metrics(good, self.evaluate_metrics_aggr_fn)
+                log(WARNING, "evaluation of client %s is left out: %s", client, error)
+            else:
+                good.append((client, message.content))
+        metrics = self._metrics(good, self.evaluate_metrics_aggr_fn)
+        self.journal.note("evaluate", self._before + server_round, metrics)
+        return metrics
 
     def _metrics(
-        self, contents: list[RecordDict], average: Callable[[list[RecordDict], str], MetricRecord]
+        self,
+        contents: list[tuple[ClientId, RecordDict]],
+        average: Callable[[list[RecordDict], str], MetricRecord],
     ) -> MetricRecord | None:
-        chosen = alike(contents)
+        """Flower's own average needs numbers of one form; a user's function gets what came."""
+        plain = average is aggregate_metricrecords
+        chosen = comparable(contents) if plain else [content for _, content in contents]
         return average(chosen, self.weighted_by_key) if chosen else None
 
     def _read(self, arrays: ArrayRecord) -> dict[str, Tensor]:
         return read(split(arrays)[0], expected(self.server.bench.layout), "the global model")
 
-    def _sample(self, grid: Grid, fraction: float, minimum: int, role: str) -> list[int]:
-        """Nodes for one purpose, drawn by our seeds."""
+    def _sample(self, grid: Grid, fraction: float, minimum: int, role: str, number: int) -> list[int]:
+        """Nodes for one purpose in one round, drawn by our seeds."""
         online = self.nodes.wait(grid, max(self.min_available_nodes, minimum), self.journal.nodes)
         size = max(int(len(online) * fraction), minimum)
         if self.identify and (size < len(online) or self.method.extras):
             self.nodes.identify(grid, online)
-        return self.nodes.sample(online, size, generator(self.server.seed, self.server.round + 1, role))
+        return self.nodes.sample(online, size, generator(self.server.seed, number, role))
 
     def _info(self) -> RoundInfo:
         assert self.server.info is not None, "there was a round"

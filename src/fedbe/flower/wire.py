@@ -1,12 +1,13 @@
 """What the two sides say to each other besides arrays: one ConfigRecord called "fedbe" in every message.
 
-server to client  method and its rules' settings, seed, round, and where the client's memory is to come from
+server to client  method and its rules' settings, seed, round, where the client's memory is to come from, and under
+                  which name it is to say how many examples it has
 client to server  the client's id, and the method whose rules it followed
 """
 
 import json
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeGuard
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
@@ -19,6 +20,7 @@ RECORD = "fedbe"
 ASK = "query.fedbe"  # the message that asks a node for its client id
 MEMORY = "memory-"  # extras that begin so are what the client itself should remember
 OWN, SENT, NONE = "own", "sent", "none"
+LONGEST_ID = 100  # characters of a client id: it is in every line of the report and in every checkpoint
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Order:
     seed: int
     round: int
     memory: str = OWN
+    weight: str = "num-examples"
 
     def record(self) -> ConfigRecord:
         rules = {f.name: getattr(rule, f.name) for rule in self.method.rules for f in fields(rule)}  # type: ignore[arg-type]
@@ -39,6 +42,7 @@ class Order:
                 "seed": str(self.seed),  # any whole number; a record's own are limited to 64 bits
                 "round": self.round,
                 "memory": self.memory,
+                "weight": self.weight,
             }
         )
 
@@ -52,7 +56,8 @@ def read_order(content: RecordDict) -> Order:
     try:
         rules: dict[str, Any] = json.loads(str(said["rules"]))
         method = methods.get(str(said["method"]), **rules)
-        return Order(method, int(str(said["seed"])), _whole(said["round"]), str(said["memory"]))
+        seed, number = int(str(said["seed"])), _whole(said["round"])
+        return Order(method, seed, number, str(said["memory"]), str(said["weight"]))
     except (KeyError, ValueError) as error:
         raise SettingError(f"the server's order cannot be read: {error}") from error
 
@@ -67,18 +72,28 @@ def client_id(context: Context) -> ClientId | None:
     """`client-id` or `partition-id` of the node's configuration: the same in every run. None if it has neither."""
     for key in ("client-id", "partition-id"):
         if (found := context.node_config.get(key)) is not None:
-            return found if isinstance(found, int | str) and not isinstance(found, bool) else str(found)
+            if isinstance(found, int) and not isinstance(found, bool):
+                return found
+            if not _usable(name := str(found)):
+                raise SettingError(f"`{key}` must have at most {LONGEST_ID} printable characters, got {name[:120]!r}")
+            return name
     return None
 
 
-def signature(context: Context, method: Method | None = None) -> ConfigRecord:
+def signature(context: Context, followed: str | None = None) -> ConfigRecord:
     """What a client says about itself."""
     client = client_id(context)
     said = {} if client is None else {"client": client}
-    return ConfigRecord(said if method is None else {**said, "method": method.name})  # type: ignore[arg-type]
+    return ConfigRecord(said if followed is None else {**said, "method": followed})  # type: ignore[arg-type]
 
 
 def said_id(content: RecordDict) -> ClientId | None:
     """The client id in a reply, if it has a usable one."""
     found = content.config_records.get(RECORD, ConfigRecord()).get("client")
-    return found if isinstance(found, int | str) and not isinstance(found, bool) else None
+    return found if _usable(found) else None
+
+
+def _usable(client: object) -> TypeGuard[ClientId]:
+    if isinstance(client, str):
+        return len(client) <= LONGEST_ID and client.isprintable()
+    return isinstance(client, int) and not isinstance(client, bool)
