@@ -126,6 +126,17 @@ def fit(job):
     return job.fit(Net(), IMAGES[own], (torch.arange(24) % 3)[own], LocalSettings(epochs=1, batch=4, lr=0.1))
 
 
+def client_app_with_evaluation():
+    app = client_app(fit)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        metrics = {"num-examples": 5, "accuracy": context.node_config["partition-id"] / 10}
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+    return app
+
+
 def node_of(grid, client):
     return next(node for node, own in grid.nodes.items() if own == client)
 
@@ -158,6 +169,7 @@ BROKEN = {
     "dtype": (_set("0.bias", Array(np.zeros(8))), "must be float32 ('<f4'), got '<f8'"),
     "huge": (_set("0.bias", Array("float32", (8,), "numpy.ndarray", HUGE)), "must have shape [8], got [400000000"),
     "unknown key": (_set("0.wrong", Array(np.zeros(8))), "unknown '0.wrong'"),
+    "long key": (_set("two\nlines" * 10_000, Array(np.zeros(8))), "unknown 'two\\nlinestwo"),
     "wild": (_set("0.bias", Array(np.full(8, 1e9, np.float32))), "changed by"),
     "negative variance": (_set("1.running_var", Array(np.full(8, -1, np.float32))), "below zero"),
     "no arrays": (_drop("arrays"), "one ArrayRecord, got 0"),
@@ -167,6 +179,7 @@ BROKEN = {
     "zero examples": (_metrics(**{"num-examples": 0}), "`examples` must be a number > 0, got 0"),
     "nan examples": (_metrics(**{"num-examples": math.nan}), "`examples` must be a number > 0, got nan"),
     "list of examples": (_metrics(**{"num-examples": [1, 2]}), "must have the number 'num-examples', got [1, 2]"),
+    "many examples": (_metrics(**{"num-examples": [1] * 10_000}), "must have the number 'num-examples', got [1, 1"),
     "silent": (_drop_all, "no reply in time"),
 }
 
@@ -189,6 +202,7 @@ def test_one_broken_reply_is_set_aside_and_the_round_goes_on(name, local_grid, t
     assert len(line["clients"]) == 3
     (aside,) = line["set_aside"]
     assert reason in aside["reason"]
+    assert len(aside["reason"]) < 300
     assert result.train_metrics_clientapp[1]["loss"] == pytest.approx((30 * 2 + 40 * 3) / 80)
 
 
@@ -654,29 +668,44 @@ class StoppedError(Exception):
     pass
 
 
-def evaluated_until(last):
-    def evaluate(number, _):
-        if number == last:
-            raise StoppedError
-        return MetricRecord({"accuracy": number / 10})
-
-    return evaluate
+def accuracy(number, _):
+    return MetricRecord({"accuracy": number / 10})
 
 
-@pytest.mark.parametrize("last", [0, 1, 2, 3])
-def test_a_run_that_was_stopped_has_the_report_and_the_model_of_one_that_was_not(last, local_grid, tmp_path):
+@pytest.mark.parametrize("where", ["train", "evaluate", "server"])
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_a_run_that_was_stopped_has_the_report_and_the_model_of_one_that_was_not(where, last, local_grid, tmp_path):
     def strategy(name):
-        return FedAvg(model=Net, folder=tmp_path / name)
+        return FedAvg(model=Net, folder=tmp_path / name, fraction_evaluate=0.5, seed=2, identify=True)
 
-    strategy("whole").start(local_grid(plain_app(), 4), arrays(), 3, evaluate_fn=evaluated_until(9))
+    def grid():
+        return local_grid(client_app_with_evaluation(), 4)
+
+    def stop(number, arrays):
+        if where == "server" and number == last:
+            raise StoppedError
+        return accuracy(number, arrays)
+
+    stopping = grid()
+    usual = stopping.send_and_receive
+
+    def send_and_receive(messages, *, timeout=None):
+        messages = list(messages)
+        times = [kind for kind, _ in stopping.asked].count(where)
+        if times == last - 1 and where in {m.metadata.message_type for m in messages}:
+            raise StoppedError
+        return usual(messages, timeout=timeout)
+
+    stopping.send_and_receive = send_and_receive
+    strategy("whole").start(grid(), arrays(), 3, evaluate_fn=accuracy)
     with pytest.raises(StoppedError):
-        resume(strategy("stopped"), local_grid(plain_app(), 4), arrays(), 3, evaluate_fn=evaluated_until(last))
+        resume(strategy("stopped"), stopping, arrays(), 3, evaluate_fn=stop)
     assert not (tmp_path / "stopped" / "model.safetensors").exists()
-    resume(strategy("stopped"), local_grid(plain_app(), 4), arrays(), 3, evaluate_fn=evaluated_until(9))
-    report = json.loads((tmp_path / "stopped" / "report.json").read_text())
-    assert [list(report[kind]) for kind in ("train", "evaluate", "server")] == [list("123"), list("123"), list("0123")]
+    resume(strategy("stopped"), grid(), arrays(), 3, evaluate_fn=accuracy)
     for name in ("report.json", "model.safetensors"):
         assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    report = json.loads((tmp_path / "whole" / "report.json").read_text())
+    assert [list(report[kind]) for kind in ("train", "evaluate", "server")] == [list("123"), list("123"), list("0123")]
 
 
 def test_metrics_of_a_round_that_no_checkpoint_holds_are_dropped(local_grid, tmp_path):

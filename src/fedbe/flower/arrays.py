@@ -73,7 +73,7 @@ def read(arrays: Mapping[str, Array], wanted: Expected, what: str) -> dict[str, 
     if missing := [name for name in wanted if name not in arrays]:
         raise StateError(f"{what} does not fit the model: it lacks '{missing[0]}' ({len(missing)} missing in all)")
     if unknown := [name for name in arrays if name not in wanted]:
-        raise StateError(f"{what} does not fit the model: it has unknown '{unknown[0]}' ({len(unknown)} in all)")
+        raise StateError(f"{what} does not fit the model: it has unknown {unknown[0][:80]!r} ({len(unknown)} in all)")
     return {name: _tensor(arrays[name], shape, dtype, f"{what}: '{name}'") for name, (shape, dtype) in wanted.items()}
 
 
@@ -86,7 +86,7 @@ def _tensor(array: Array, shape: torch.Size, dtype: torch.dtype, what: str) -> T
     carried = torch.float32 if dtype == torch.bfloat16 else dtype
     kind = torch.empty(0, dtype=carried).numpy().dtype
     if array.stype != "numpy.ndarray":
-        raise StateError(f"{what} must be a NumPy array, got '{array.stype[:40]}'")
+        raise StateError(f"{what} must be a NumPy array, got {array.stype[:40]!r}")
     found_shape, fortran, found_kind, start = _header(array.data, what)
     if found_shape != tuple(shape):
         raise StateError(f"{what} must have shape {list(shape)}, got {list(found_shape[:8])}")

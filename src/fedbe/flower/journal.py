@@ -76,6 +76,9 @@ class Journal:
             report[kind][str(round)] = dict(metrics)
             write_json(self.folder / "report.json", report)
 
+    def has(self, kind: str, round: int) -> bool:
+        return self.folder is not None and str(round) in self._report()[kind]
+
     def finish(self, model: ModelState, layout: Layout) -> None:
         """The final model, and a report even if there were no metrics."""
         if self.folder is not None:

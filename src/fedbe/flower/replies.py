@@ -110,7 +110,7 @@ def weight_of(content: RecordDict, key: str) -> float:
         raise StateError(f"its reply must have one MetricRecord, got {len(content.metric_records)}")
     found = next(iter(content.metric_records.values())).get(key)
     if not isinstance(found, int | float):
-        raise StateError(f"its metrics must have the number '{key}', got {found!r}")
+        raise StateError(f"its metrics must have the number '{key}', got {str(found)[:80]}")
     return found
 
 

@@ -103,6 +103,9 @@ class CatalogueStrategy(FlowerFedAvg):
             self.journal.note("server", before + number, metrics)
             return metrics
 
+        if before and not self.journal.has("evaluate", before):  # it was stopped between a round and its evaluation
+            asked = self.configure_evaluate(0, arrays, others.get("evaluate_config") or ConfigRecord(), grid)
+            self.aggregate_evaluate(0, grid.send_and_receive(asked, timeout=others.get("timeout", 3600)))
         own = evaluate if evaluate_fn else None
         result = super().start(grid, arrays, num_rounds, evaluate_fn=own, **others)
         for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
