@@ -1,11 +1,14 @@
 """`fedbe flower`: an app, keys, a deployment on this machine, a run. Commands import Flower when they need it."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedbe.console import out
+
+if TYPE_CHECKING:
+    from fedbe.flower.deployment import Deployment
 
 app = typer.Typer(help="Federations with Flower: a new app, keys, a deployment, a run.", no_args_is_help=True)
 
@@ -60,7 +63,7 @@ def run(
     from fedbe.flower.deployment import Deployment
 
     deployment = Deployment(folder)
-    number, place = running.submit(deployment, name, changes or ())
+    number, place = running.submit(deployment, name, changes or (), lambda line: out.print(line))
     out.print(f"run {number} is submitted; results: {place}")
     try:
         outcome = running.follow(
@@ -68,7 +71,7 @@ def run(
             number,
             place,
             lambda line: out.print(_told(line)),
-            lambda online, needed: out.print(_nodes(folder, online, needed)),
+            lambda online, needed: out.print(_nodes(deployment, place.name, online, needed)),
         )
     except KeyboardInterrupt:
         home = deployment.state / "flwr"
@@ -93,11 +96,12 @@ def _told(line: dict[str, Any]) -> str:
     return "; ".join([done, *(f"client {s['client']} set aside: {s['reason']}" for s in line["set_aside"])])
 
 
-def _nodes(folder: Path, online: int, needed: int) -> str:
+def _nodes(deployment: "Deployment", name: str, online: int, needed: int) -> str:
     if online >= needed:
         return f"{online} of {needed} nodes are online: going on"
-    fewer = f", or ask for fewer (the example: --set clients={online})" if online else ""
-    return (
-        f"{online} of {needed} nodes are online; waiting for {needed - online} more: "
-        f"fedbe flower up {folder} --nodes {needed}{fewer}"
-    )
+    folder = deployment.folder
+    more = f"fedbe flower up {folder} --nodes {needed}"
+    if deployment.size() != needed:  # a node is told when it starts how many there are
+        more = f"fedbe flower down {folder}, {more}, fedbe flower run {folder} --name {name}"
+    fewer = f"; or ask for fewer (the example: --set clients={online})" if online else ""
+    return f"{online} of {needed} nodes are online; waiting for {needed - online} more: {more}{fewer}"

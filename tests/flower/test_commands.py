@@ -1,21 +1,32 @@
 """`fedbe flower …` short of starting Flower: the app that it writes, the keys, what it says when something is wrong."""
 
+import io
+import json
 import os
+import shutil
 import signal
 import ssl
 import stat
 import subprocess
 import sys
+import time
+import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.config import parse_config_args
+from safetensors.torch import save_file
 
+from fedbe import cli_flower
 from fedbe.errors import RunError, SettingError
-from fedbe.flower import certs, processes, template
+from fedbe.flower import certs, deployment, processes, running, template
 from fedbe.flower.deployment import Deployment
-from fedbe.flower.running import submit
+from fedbe.flower.running import follow, submit
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,8 +67,6 @@ def test_new_takes_neither_keys_nor_results_along(tmp_path, monkeypatch):
 
 def test_the_apps_dependencies_are_empty():
     """Flower would install whatever stands there."""
-    import tomllib
-
     assert tomllib.loads((ROOT / "examples/flower/pyproject.toml").read_text())["project"]["dependencies"] == []
 
 
@@ -93,6 +102,59 @@ def test_keys_are_never_replaced(tmp_path):
     assert stat.S_IMODE((tmp_path / "certs/node-1").stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("host", ["bücher.example", "fl.example.org:443", "", "a" * 64, "10.0.0.300", "[::1]", "*.org"])
+def test_a_host_that_no_certificate_can_name_is_refused_before_anything_is_written(host, tmp_path):
+    with pytest.raises(SettingError, match=r"`host` must be an IP address or a name of .*, got ") as refused:
+        certs.make(tmp_path, 1, ["fl.example.org", host])
+    assert str(refused.value).endswith(f"got '{host}'")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("days", [0, 36_501, 4_000_000])
+def test_certificates_last_a_day_to_a_century(days, tmp_path):
+    with pytest.raises(SettingError, match=f"`days` must be from 1 to 36500, got {days}"):
+        certs.make(tmp_path, 1, days=days)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_host_may_be_longer_than_a_common_name(tmp_path):
+    long = ".".join(["fl", "a" * 60, "example", "org"])
+    place = certs.make(tmp_path, 1, [long], days=36_500)
+    server = x509.load_pem_x509_certificate((place / "server.pem").read_bytes())
+    named = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert long in named.get_values_for_type(x509.DNSName)
+
+
+def test_keys_are_made_whole_or_not_at_all(tmp_path, monkeypatch):
+    def stopped(path):
+        if path.name == "node-1":
+            raise KeyboardInterrupt
+        (path.parent / path.name).write_text("a key")
+
+    monkeypatch.setattr(certs, "node_key", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        certs.make(tmp_path, 2)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+
+    # a node's key is there only if its public half is
+    certs.make(tmp_path, 1)
+    write = certs.write_whole
+
+    def full(path, content):
+        if path.name == "node-1":
+            raise RunError("the disk is full")
+        write(path, content)
+
+    monkeypatch.setattr(certs, "write_whole", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        certs.make(tmp_path, 2)
+    monkeypatch.undo()
+    certs.make(tmp_path, 2)
+    private = load_ssh_private_key((tmp_path / "certs/node-1").read_bytes(), None)
+    assert private.public_key() == load_ssh_public_key((tmp_path / "certs/node-1.pub").read_bytes())
+
+
 def test_what_is_missing_is_said(tmp_path):
     with pytest.raises(RunError, match=r"ca\.pem is missing: run `fedbe flower certs"):
         Deployment(tmp_path).up(3)
@@ -104,6 +166,207 @@ def test_what_is_missing_is_said(tmp_path):
     certs.make(tmp_path, 1)
     with pytest.raises(RunError, match="node-1 is missing"):
         Deployment(tmp_path).up(2)
+    (tmp_path / "certs/node-0.pub").unlink()
+    with pytest.raises(RunError, match=r"node-0\.pub is missing: remove .*node-0 and run .*, which makes both anew"):
+        Deployment(tmp_path).up(1)
+    (tmp_path / "certs/server.pem").unlink()
+    with pytest.raises(RunError, match=r"server\.pem is missing: remove .*certs and run `fedbe flower certs"):
+        Deployment(tmp_path).up(1)
+    assert files(tmp_path).keys() == {"certs/ca.key", "certs/ca.pem", "certs/server.key", "certs/node-0"}
+
+
+class Stage(Deployment):
+    """A deployment with stand-ins: scripts for Flower's programs, and a SuperLink that lists what this object says.
+
+    scripts  name -> what runs in its place
+    looks    name -> how often it is still listed as online, whatever it does
+    lasting  names that are listed as online from their start on, whatever they do
+    silent   names that are never listed as online
+    started  (name, command) of all that was started
+    """
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        for name, value in {"scripts": {}, "looks": {}, "lasting": set(), "silent": set(), "started": []}.items():
+            object.__setattr__(self, name, value)
+
+    def start(self, folder, name, command, environment):
+        assert self.looks.get(name, 0) <= 0, f"{name} was started while it was online"
+        self.started.append((name, command))
+        script = self.scripts.get(name, "import time; print('ready', flush=True); time.sleep(99)")
+        return START(folder, name, [sys.executable, "-c", script], environment)
+
+    def flwr(self, *words):
+        if words[:2] == ("supernode", "register"):
+            return {"node-id": 100 + int(Path(words[2]).stem.removeprefix("node-"))}
+        assert words[:2] == ("supernode", "list")
+        status = {f"{100 + i}": "online" if self._online(f"node-{i}") else "offline" for i in range(3)}
+        return {"nodes": [{"node-id": node, "status": value} for node, value in status.items()]}
+
+    def _online(self, name):
+        self.looks[name] = self.looks.get(name, 0) - 1
+        lasts = name in self.lasting and name in dict(self.started)
+        return self.looks[name] >= 0 or lasts or (self._ready(name) and name not in self.silent)
+
+    def _ready(self, name):
+        return processes.alive(self.state, name) and "ready" in (self.state / f"{name}.log").read_text()
+
+    def _healthy(self, port):  # noqa: ARG002
+        return self._ready("superlink")
+
+    def pids(self):
+        return {name: processes.alive(self.state, name) for name in processes.names(self.state)}
+
+
+START = processes.start
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch):
+    certs.make(tmp_path / "app", 3)
+    one = Stage(tmp_path / "app")
+    monkeypatch.setattr(processes, "start", one.start)
+    yield one
+    one.down()
+
+
+def test_a_node_starts_only_when_the_superlink_has_noticed_its_end(stage):
+    stage.looks["node-1"] = 3  # so often it is still listed as online
+    said = []
+    stage.up(2, said.append)
+    assert "the SuperLink has not noticed yet that node-1 ended: waiting, which can take a minute" in said
+    assert said[-1] == "nodes online: 2"
+
+
+def test_the_node_that_ended_is_quoted_also_if_the_superlink_takes_it_for_online(stage):
+    stage.scripts["node-0"] = "print('my key is broken')"
+    stage.lasting.add("node-0")
+    with pytest.raises(RunError, match=r"but node-0 ended; .*node-0\.log ends with:\nmy key is broken$"):
+        stage.up(2)
+    assert stage.pids() == {}
+
+
+def test_the_node_that_does_not_come_online_is_quoted(stage, monkeypatch):
+    monkeypatch.setattr(deployment, "START_SECONDS", 3.0)
+    stage.silent.add("node-0")
+    with pytest.raises(RunError, match=r"2 nodes to come online, but not within 3 s; .*node-0\.log ends with"):
+        stage.up(2)
+
+
+def test_up_restarts_what_died_and_only_that(stage):
+    stage.up(2)
+    before = stage.pids()
+    os.kill(before["node-1"], signal.SIGKILL)
+    stage.up(2)
+    after = stage.pids()
+    assert [name for name, _ in stage.started] == ["superlink", "node-0", "node-1", "node-1"]
+    assert {name: pid for name, pid in after.items() if pid != before[name]} == {"node-1": after["node-1"]}
+
+
+def test_all_nodes_are_told_the_same_number_of_nodes(stage):
+    stage.up(2)
+    before = stage.pids()
+    with pytest.raises(RunError, match=r"were told that they are 2, not 3: run `fedbe flower down .*` first"):
+        stage.up(3)
+    assert stage.pids() == before
+    asked = cli_flower._nodes(stage, "long", 2, 3)
+    app = stage.folder
+    assert f": fedbe flower down {app}, fedbe flower up {app} --nodes 3, fedbe flower run {app} --name long;" in asked
+    stage.down()
+    stage.started.clear()
+    stage.up(3)
+    told = [command[command.index("--node-config") + 1] for name, command in stage.started if name != "superlink"]
+    assert told == [f"partition-id={i} num-partitions=3" for i in range(3)]
+    assert f": fedbe flower up {app} --nodes 3;" in cli_flower._nodes(stage, "long", 2, 3)
+
+
+def test_nodes_can_say_goodbye_to_the_superlink(stage, tmp_path):
+    order = tmp_path / "order"
+    last_words = """
+import signal, sys, time
+def end(*_):
+    time.sleep({seconds})
+    print("{name}", file=open("{order}", "a"))
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+time.sleep(99)
+"""
+    for name, seconds in (("superlink", 0), ("node-0", 0.5)):
+        stage.scripts[name] = last_words.format(seconds=seconds, name=name, order=order)
+    stage.up(1)
+    assert stage.down() == ["node-0", "superlink"]
+    assert order.read_text().split() == ["node-0", "superlink"]
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
+def test_flower_gets_neither_keys_nor_results_of_an_app_without_a_gitignore(stage):
+    app = stage.folder
+    shutil.copytree(template.source(), app, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    (app / ".gitignore").write_text("/secret.toml")  # no end of line
+    said = []
+    stage.up(1, said.append)
+    line = f"added certs/ state/ runs/ to {app / '.gitignore'}: Flower would send them to every node with the app"
+    assert said.count(line) == 1
+    assert (app / ".gitignore").read_text() == "/secret.toml\ncerts/\nstate/\nruns/\n"
+    for path in ("secret.toml", "state/flwr/apps/a/b/c/d/e/f/g/h/i/j/k.py", "runs/run-1/report.json", "certs/x.json"):
+        (app / path).parent.mkdir(parents=True, exist_ok=True)
+        (app / path).write_text("")
+    packed = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))).namelist()
+    assert "digits_app/server_app.py" in packed
+    assert not [name for name in packed if name.startswith(("certs", "state", "runs", "secret"))]
+    stage.up(1, said.append)
+    assert said.count(line) == 1
+
+
+SETTINGS = {
+    "rounds=5": 5,
+    "lr=1e-3": 0.001,
+    "swa=true": True,
+    "method=fedbe+scaffold": "fedbe+scaffold",
+    'title="a b"': "a b",
+    "fraction=.5": ".5",
+    "tail=5.": "5.",
+    "agent=007": "007",
+    "day=2020-01-01": "2020-01-01",
+    "many=[1, 2]": "[1, 2]",
+    'quotes=it\'s "so" = so': 'it\'s "so" = so',
+    "lines=1\nrounds = 2": "1\nrounds = 2",
+    "a.b=1": 1,
+}
+
+
+def test_settings_and_the_folder_reach_flower_as_they_were_meant(tmp_path, monkeypatch):
+    app = tmp_path / 'it\'s 😀 "mine"'
+    app.mkdir()
+    read, said = [], []
+
+    def flwr(_, *words):
+        assert words[:2] == ("run", str(app.resolve()))
+        assert words[2] == "--run-config"
+        read.append(parse_config_args([words[3]]))
+        return {"run-id": "7"}
+
+    monkeypatch.setattr(Deployment, "flwr", flwr)
+    monkeypatch.setattr(Deployment, "check_was_up", lambda _: None)
+    number, folder = submit(Deployment(app), None, list(SETTINGS), said.append)
+    assert (number, folder) == (7, app / "runs/run-1")
+    assert read == [{key.split("=")[0]: value for key, value in SETTINGS.items()} | {"folder": str(folder)}]
+    assert [type(v) for v in read[0].values()][:3] == [int, float, bool]
+    assert "certs/ state/ runs/" in said[0]
+    assert (app / ".gitignore").exists()
+
+
+@pytest.mark.parametrize("report", [None, "{"])
+def test_a_run_without_a_report_says_what_to_do(report, tmp_path, monkeypatch):
+    save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
+    if report is not None:
+        (tmp_path / "report.json").write_text(report)
+    monkeypatch.setattr(running, "status_of", lambda *_: "finished:completed")
+    with pytest.raises(
+        RunError, match=r"run 1 completed, but left no report in .*: the app's server must hand `folder`"
+    ):
+        follow(Deployment(tmp_path), 1, tmp_path, lambda _: None)
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -123,11 +386,32 @@ def test_a_process_is_ended_by_its_own_id_with_its_children(killed, tmp_path):
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
 
 
-def test_a_stranger_with_a_known_pid_is_left_alone(tmp_path):
+@pytest.mark.parametrize("proc", [True, False])
+def test_a_stranger_with_a_known_pid_is_left_alone(proc, tmp_path, monkeypatch):
     pid = processes.start(tmp_path, "one", [sys.executable, "-c", "import time; time.sleep(99)"], {})
-    kept = (tmp_path / "one.pid").read_text()
-    (tmp_path / "other.pid").write_text(kept.replace('"started": "', '"started": "1'))
+    known = json.loads((tmp_path / "one.pid").read_text())
+    (tmp_path / "other.pid").write_text(json.dumps(known | {"mark": "that of a process before the last boot"}))
+    if not proc:
+        if shutil.which("ps") is None:
+            pytest.skip("the system has no `ps`")
+        monkeypatch.setattr(processes, "PROC", tmp_path / "no-proc")
     assert processes.alive(tmp_path, "other") is None
     assert processes.stop(tmp_path, ["other"]) == []
     assert processes.alive(tmp_path, "one") == pid
     assert processes.stop(tmp_path, ["one"]) == ["one"]
+
+
+def test_children_of_a_stranger_that_had_the_number_are_left_alone(tmp_path):
+    """Every daemon is the child of a group's leader that has ended."""
+    family = "import os, subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])"
+    family += "; print(os.getpid(), p.pid)"
+    with (tmp_path / "said").open("wb") as said:
+        subprocess.run([sys.executable, "-c", family], stdout=said, start_new_session=True, check=True)
+    leader, child = map(int, (tmp_path / "said").read_text().split())
+    try:
+        (tmp_path / "superlink.pid").write_text(json.dumps({"pid": leader, "mark": "another"}))
+        assert processes.stop(tmp_path, ["superlink"], 1.0) == []
+        time.sleep(0.2)  # a signal would have ended it by now
+        os.kill(child, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)

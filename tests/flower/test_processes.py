@@ -155,17 +155,18 @@ def _answers(port):
         return one.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_deployment_with_tls_and_authenticated_nodes_that_comes_up_in_two_steps(app, deployment, expected, tmp_path):
-    up = fedbe("up", app, "--nodes", NODES - 1)
+def test_a_deployment_with_tls_and_authenticated_nodes_one_of_which_comes_late(app, deployment, expected, tmp_path):
+    up = fedbe("up", app, "--nodes", NODES)
     assert up.returncode == 0, up.stderr
-    assert "nodes online: 2" in up.stdout
+    assert "nodes online: 3" in up.stdout
+    processes.stop(deployment.state, ["node-2"])
 
     # the run says what it waits for
     command = [sys.executable, "-m", "fedbe", "flower", "run", str(app), "--set", "rounds=2"]
     said = tmp_path / "said"
     with said.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as run:
         try:
-            advice = f"fedbe flower up {app} --nodes 3, or ask for fewer (the example: --set clients=2)"
+            advice = f"fedbe flower up {app} --nodes 3; or ask for fewer (the example: --set clients=2)"
             wait_for(lambda: f"2 of 3 nodes are online; waiting for 1 more: {advice}\n" in said.read_text())
 
             # a node that cannot start takes nobody else along
@@ -174,7 +175,7 @@ def test_a_deployment_with_tls_and_authenticated_nodes_that_comes_up_in_two_step
             (app / "certs/node-2").write_bytes(b"no key")
             failed = fedbe("up", app, "--nodes", NODES)
             assert failed.returncode == 1
-            assert "waited for 3 nodes to come online, but it ended" in failed.stderr
+            assert "waited for 3 nodes to come online, but node-2 ended" in failed.stderr
             assert {name: processes.alive(deployment.state, name) for name in ran} == ran
             assert processes.names(deployment.state) == sorted(ran)
 
@@ -198,14 +199,21 @@ def test_a_deployment_with_tls_and_authenticated_nodes_that_comes_up_in_two_step
     processes.start(deployment.state, "stranger", command, deployment.environment())
     wait_for(lambda: processes.alive(deployment.state, "stranger") is None)
     assert "Failed to activate SuperNode" in (deployment.state / "stranger.log").read_text()
-    assert deployment.online() == NODES
+    assert len(deployment.online()) == NODES
     assert len(deployment.flwr("supernode", "list")["nodes"]) == NODES
 
     # a run that fails is a failure
     failed = fedbe("run", app, "--set", "method=nonsense")
     assert failed.returncode == 1
     assert "finished, failed; read its log with" in failed.stderr
+
+    # down and up again: nodes that said goodbye are let in at once
     assert fedbe("down", app).stdout == "stopped: node-0, node-1, node-2, superlink\n"
+    said = []
+    deployment.up(NODES, said.append)
+    assert [line.partition(" 127")[0] for line in said] == ["the SuperLink answers on", "nodes online: 3"]
+    assert processes.names(deployment.state) == ["node-0", "node-1", "node-2", "superlink"]
+    assert None not in [processes.alive(deployment.state, name) for name in processes.names(deployment.state)]
 
 
 def test_broken_replies_and_a_node_killed_in_the_middle_of_a_round(app, deployment, tmp_path):
@@ -232,6 +240,13 @@ def test_broken_replies_and_a_node_killed_in_the_middle_of_a_round(app, deployme
     (aside,) = third["set_aside"]
     assert aside["client"] == 2
     assert "Node Unavailable" in aside["reason"]
+
+    # up restarts it, and only it
+    ran = {name: processes.alive(deployment.state, name) for name in ("superlink", "node-0", "node-1")}
+    deployment.up(NODES)
+    assert processes.alive(deployment.state, "node-2")
+    assert len(deployment.online()) == NODES
+    assert {name: processes.alive(deployment.state, name) for name in ran} == ran
 
 
 def test_a_superlink_that_is_killed_comes_back_and_training_goes_on(deployment, expected):

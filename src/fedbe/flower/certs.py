@@ -8,6 +8,8 @@ DIR/certs/node-0, node-0.pub …    elliptic-curve keys in OpenSSH's form: the p
 import datetime
 import ipaddress
 import os
+import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +20,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedbe.errors import RunError
+from fedbe.errors import RunError, SettingError
 from fedbe.files import write_whole
 
 CURVE = ec.SECP384R1()  # Flower takes NIST curves only
 LOCAL = ("127.0.0.1", "localhost")
+MOST_DAYS = 36_500
+LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+NAME = re.compile(
+    rf"(?!(.*\.)?\d+$)(?=.{{1,253}}$)({LABEL}\.)*{LABEL}"
+)  # one that ends in a number is a mistyped address
 
 
 def make(folder: Path, nodes: int, hosts: Sequence[str] = (), days: int = 365) -> Path:
@@ -30,40 +37,51 @@ def make(folder: Path, nodes: int, hosts: Sequence[str] = (), days: int = 365) -
 
     A federation that grows gets the keys of its new nodes.
     """
+    subjects = [_subject(host) for host in (*LOCAL, *hosts)]
+    if not 1 <= days <= MOST_DAYS:
+        raise SettingError(f"`days` must be from 1 to {MOST_DAYS}, got {days}")
     place = folder / "certs"
-    new = [path for i in range(nodes) if not (path := place / f"node-{i}").exists()]
-    if place.exists() and (hosts or not new):
-        raise RunError(f"{place} exists already: remove it to make new keys, which ends trust in the old ones")
+    names = [f"node-{i}" for i in range(nodes)]
     if not place.exists():
-        _found(place, hosts, days)
-    for path in new:
-        node_key(path)
+        _found(place, names, subjects, days)
+        return place
+    new = [name for name in names if not (place / name).exists()]
+    if hosts or not new:
+        raise RunError(f"{place} exists already: remove it to make new keys, which ends trust in the old ones")
+    for name in new:
+        node_key(place / name)
     return place
 
 
-def _found(place: Path, hosts: Sequence[str], days: int) -> None:
+def _found(place: Path, names: Sequence[str], subjects: Sequence[x509.GeneralName], days: int) -> None:
+    """Made beside its place and moved there when it is whole."""
     with _private():
         try:
-            place.mkdir(parents=True)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".certs-", dir=place.parent) as beside:
+                part = Path(beside) / "certs"
+                part.mkdir()
+                authority, ca = _authority(days)
+                key = ec.generate_private_key(CURVE)
+                server = _server(key, authority, ca, subjects, days)
+                write_whole(part / "ca.key", _private_pem(authority))
+                write_whole(part / "ca.pem", ca.public_bytes(Encoding.PEM))
+                write_whole(part / "server.key", _private_pem(key))
+                write_whole(part / "server.pem", server.public_bytes(Encoding.PEM))
+                for name in names:
+                    node_key(part / name)
+                part.rename(place)
         except OSError as error:
             raise RunError(f"cannot create {place}: {error.strerror}") from error
-        authority, ca = _authority(days)
-        write_whole(place / "ca.key", _private_pem(authority))
-        write_whole(place / "ca.pem", ca.public_bytes(Encoding.PEM))
-        key = ec.generate_private_key(CURVE)
-        write_whole(place / "server.key", _private_pem(key))
-        write_whole(
-            place / "server.pem", _server(key, authority, ca, [*LOCAL, *hosts], days).public_bytes(Encoding.PEM)
-        )
 
 
 def node_key(path: Path) -> None:
-    """A private key at `path` and its public half at `path`.pub."""
+    """A private key at `path` and its public half at `path`.pub, which comes first: a key that is there is whole."""
     key = ec.generate_private_key(CURVE)
     with _private():
-        write_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
         write_whole(path.with_name(f"{path.name}.pub"), public + b"\n")
+        write_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
 
 
 @contextmanager
@@ -94,13 +112,13 @@ def _server(
     key: ec.EllipticCurvePrivateKey,
     authority: ec.EllipticCurvePrivateKey,
     ca: x509.Certificate,
-    hosts: Sequence[str],
+    subjects: Sequence[x509.GeneralName],
     days: int,
 ) -> x509.Certificate:
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[-1])])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedbe server")])
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
     builder = _builder(name, ca.subject, key.public_key(), days)
-    builder = builder.add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName(subjects), critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -132,8 +150,13 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _host(name: str) -> x509.GeneralName:
+def _subject(host: str) -> x509.GeneralName:
     try:
-        return x509.IPAddress(ipaddress.ip_address(name))
+        return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        return x509.DNSName(name)
+        if NAME.fullmatch(host):
+            return x509.DNSName(host)
+    raise SettingError(
+        f"`host` must be an IP address or a name of letters, digits, dots and hyphens, without a port "
+        f"(an international name in its xn-- form), got '{host}'"
+    )

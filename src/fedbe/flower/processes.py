@@ -1,4 +1,8 @@
-"""Processes that outlive the command that started them: a pid file and a log each, ended by their own id."""
+"""Processes that outlive the command that started them: a pid file and a log each, ended by their own id.
+
+A number can belong to somebody else later. So each process gets a mark of its own in its environment, which its
+children inherit, and no group without that mark is ever ended.
+"""
 
 import json
 import os
@@ -7,12 +11,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedbe.errors import ExtraError, RunError
 from fedbe.files import write_json
 
+MARK = "FEDBE_PROCESS"
+PROC = Path("/proc")
 _OURS: dict[int, "subprocess.Popen[bytes]"] = {}  # children of this very process, until they have ended
 
 
@@ -26,32 +33,37 @@ def tool(name: str) -> str:
 
 def start(folder: Path, name: str, command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Start NAME in a session of its own, so that its children can be ended with it."""
+    mark = uuid.uuid4().hex
+    marked = {**environment, MARK: mark}
     with (folder / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(  # it is to live on
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(environment), start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=marked, start_new_session=True
         )
     _OURS[process.pid] = process
-    write_json(folder / f"{name}.pid", {"pid": process.pid, "started": _started(process.pid)})
+    write_json(folder / f"{name}.pid", {"pid": process.pid, "mark": mark})
     return process.pid
 
 
 def alive(folder: Path, name: str) -> int | None:
     """The pid of NAME if it still runs; another process that got its number since is not it."""
-    pid, started = _known(folder, name)
+    pid, mark = _known(folder, name)
     _reap(pid)
-    return pid if pid and _exists(pid) and _started(pid) == started else None
+    return pid if pid and _has_mark(pid, mark) else None
 
 
 def _left(folder: Path, name: str) -> int | None:
-    """The group of NAME if it has ended itself but children of it live on; while they do, no other gets its number."""
-    pid, _ = _known(folder, name)
-    return pid if pid and not _exists(pid) and _group_exists(pid) else None
+    """The group of NAME if it has ended itself but children of it live on; while they do, no other gets its number.
+
+    Where there is no /proc (macOS), such children are not found: Flower's end by themselves when their parent has.
+    """
+    pid, mark = _known(folder, name)
+    return pid if pid and any(_has_mark(member, mark) for member in _members(pid)) else None
 
 
 def _known(folder: Path, name: str) -> tuple[int, str]:
     try:
         known = json.loads((folder / f"{name}.pid").read_text())
-        return int(known["pid"]), str(known["started"])
+        return int(known["pid"]), str(known["mark"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0, ""
 
@@ -116,24 +128,29 @@ def _group_exists(pid: int) -> bool:
     return True
 
 
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
-
-
 def _reap(pid: int) -> None:
     """If it is our own child and has ended, let the system forget it."""
     if pid in _OURS and _OURS[pid].poll() is not None:
         del _OURS[pid]
 
 
-def _started(pid: int) -> str:
-    """When a process began, in the system's own words; "" if it has ended, or where the system does not say."""
+def _has_mark(pid: int, mark: str) -> bool:
+    """Is the mark in the process's environment? One that has ended has none, whether it was reaped or not."""
+    entry = f"{MARK}={mark}".encode()
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if fields[0] == "Z" else fields[19]
-    except (OSError, IndexError):
-        return ""
+        if PROC.exists():
+            return entry in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        told = subprocess.run(["ps", "eww", "-o", "command=", "-p", str(pid)], capture_output=True, check=False)
+        return entry in told.stdout.split()
+    except OSError:  # it has ended, it is another user's, or there is no `ps`
+        return False
+
+
+def _members(group: int) -> Iterator[int]:
+    """The processes of a group."""
+    for path in PROC.glob("[0-9]*/stat"):
+        try:
+            if path.read_text(errors="replace").rpartition(")")[2].split()[2] == str(group):
+                yield int(path.parent.name)
+        except (OSError, IndexError):  # it has just ended
+            continue

@@ -1,13 +1,16 @@
 """Submit an app to a deployment, follow it, and bring home what it made."""
 
 import json
+import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
+import tomli_w
 
 from fedbe.errors import RunError, SettingError
 from fedbe.flower.deployment import Deployment
@@ -26,18 +29,23 @@ class Outcome:
     report: dict[str, Any]
 
 
-def submit(deployment: Deployment, name: str | None, settings: Sequence[str] = ()) -> tuple[int, Path]:
+def submit(
+    deployment: Deployment, name: str | None, settings: Sequence[str] = (), say: Callable[[str], None] = lambda _: None
+) -> tuple[int, Path]:
     """Start the app in the deployment's folder. A name that was used before is resumed."""
     runs = (deployment.folder / "runs").resolve()
     folder = runs / (name or _next(runs))
     for one in settings:
         if "=" not in one:
             raise SettingError(f"a setting must be KEY=VALUE, got '{one}'")
-    overrides = [f"{k}={_toml(v)}" for k, v in (one.split("=", 1) for one in settings)]
-    overrides.append(f"folder={json.dumps(str(folder))}")
+    overrides = {key: _value(text) for key, text in (one.split("=", 1) for one in settings)} | {"folder": str(folder)}
+    deployment.check_was_up()
+    deployment.keep_out_of_bundle(say)
     (folder / "nodes.json").unlink(missing_ok=True)  # of a run that ended while it waited
-    words = [word for one in overrides for word in ("--run-config", one)]
-    answer = deployment.flwr("run", str(deployment.folder.resolve()), *words)
+    with tempfile.TemporaryDirectory() as place:  # a file, because Flower reads no quotes within quotes from words
+        config = Path(place) / "run.toml"
+        config.write_bytes(tomli_w.dumps(overrides).encode())
+        answer = deployment.flwr("run", str(deployment.folder.resolve()), "--run-config", str(config))
     return int(answer["run-id"]), folder
 
 
@@ -63,7 +71,7 @@ def follow(deployment: Deployment, run: int, folder: Path, say: Say, nodes: Node
         log = f"FLWR_HOME={deployment.state}/flwr flwr log {run} fedbe --show"
         raise RunError(f"run {run} {status.replace(':', ', ')}; read its log with: {log}")
     _check_model(folder / "model.safetensors", run)
-    return Outcome(folder, len(lines), json.loads((folder / "report.json").read_text()))
+    return Outcome(folder, len(lines), _report(folder / "report.json", run))
 
 
 def status_of(deployment: Deployment, run: int) -> str:
@@ -80,6 +88,17 @@ def _check_model(path: Path, run: int) -> None:
                 raise RunError(f"run {run} completed with an empty model")
     except (OSError, safetensors.SafetensorError) as error:
         raise RunError(f"run {run} completed, but left no model in {path}: {error}") from error
+
+
+def _report(path: Path, run: int) -> dict[str, Any]:
+    try:
+        report: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"run {run} completed, but left no report in {path}: the app's server must hand `folder` to the strategy "
+            f"and call `resume`, as the example does ({error})"
+        ) from error
+    return report
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:
@@ -106,10 +125,11 @@ def _next(runs: Path) -> str:
     return next(f"run-{i}" for i in range(1, 10_000) if not (runs / f"run-{i}").exists())
 
 
-def _toml(value: str) -> str:
-    """A value as TOML: numbers and true/false as they are, anything else in quotes."""
+def _value(text: str) -> str | int | float | bool:
+    """What TOML makes of it if that is a number, true, false or a quoted text; anything else is a text as it stands."""
     try:
-        float(value)
-    except ValueError:
-        return value if value in ("true", "false") or value.startswith('"') else json.dumps(value)
-    return value
+        read = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = read["value"]
+    return value if len(read) == 1 and isinstance(value, str | int | float | bool) else text
