@@ -230,6 +230,17 @@ class TestWild:
         server.aggregate(module.state_dict(), [_with(u, extras={"control": torch.full((83,), s)}) for u, s in given])
         assert not server.info.set_aside
 
+    def test_a_new_client_among_those_that_have_settled_is_not_wild(self, module):
+        """It has no control variate yet and sends all of it; the others send what little changed."""
+        state = module.state_dict()
+        moved = {k: v + 1e-6 if k == W else v for k, v in state.items()}
+        given = [
+            ClientUpdate(moved, 1, i, {"control": torch.full((83,), size)}) for i, size in enumerate([1e-4] * 3 + [0.1])
+        ]
+        server = Scaffold(module, total_clients=4)
+        server.aggregate(state, given)
+        assert not server.info.set_aside
+
     def test_a_clash_with_the_names_we_give_takes_nobody_else_along(self, module, replies):
         good = replies(module, ids=("anonymous 1", "b", "c", None))
         bad = _state(good[3], **{W: _put(good[3].state[W], 1e6)})

@@ -25,8 +25,8 @@ class Limits:
     """min_clients: fewer usable updates than this, and the round has no result.
 
     max_norm_ratio: a client whose change is longer than this many times the median of all changes (those that are
-    not zero) is set aside; needs three clients to compare. Honest clients differ by the amount of data and epochs,
-    so it is wide.
+    not zero) is set aside; needs three clients to compare. So is one with such an extra: SCAFFOLD's are changes too.
+    Honest clients differ by the amount of data and epochs, so it is wide.
     """
 
     min_clients: int = 1
@@ -193,13 +193,17 @@ def _without_wild(updates: list[Update], previous: ModelState, ratio: float) -> 
                 reason = f"{what} {norm:.3g} where {usual:.3g} is usual (limit {ratio:g} times that)"
                 aside.setdefault(i, SetAside(updates[i].client, reason))
 
+    changes, floors = {}, {}
     for part in ("params", "buffers"):
         last = getattr(previous, part).double()
-        norms = [float((getattr(u.state, part) - last).norm()) for u in updates]
-        compare(f"its {part} changed by", norms, 1e-3 * float(last.norm()))
+        changes[part] = [float((getattr(u.state, part) - last).norm()) for u in updates]
+        floors[part] = 1e-3 * float(last.norm())
+        compare(f"its {part} changed by", changes[part], floors[part])
     for name in updates[0].extras:
         norms = [float(u.extras[name].double().norm()) for u in updates]
-        compare(f"its extra '{name}' has length", norms, 0.0)
+        # The floor of the parameters in the extra's unit: where the others have settled, that of a new client is long.
+        rates = [norm / moved for norm, moved in zip(norms, changes["params"], strict=True) if moved > 0]
+        compare(f"its extra '{name}' has length", norms, floors["params"] * median(rates or [0.0]))
     return [u for i, u in enumerate(updates) if i not in aside], list(aside.values())
 
 
