@@ -241,6 +241,21 @@ class TestWild:
         server.aggregate(state, given)
         assert not server.info.set_aside
 
+    def test_a_control_variate_is_measured_from_the_server_s(self, module):
+        """c_i⁺ − c_i + c is the client's own way: where that is short, −c is usual and 40 times c is not."""
+        state = module.state_dict()
+        moved = {k: v + 1e-3 if k == W else v for k, v in state.items()}
+        server = Scaffold(module, total_clients=4)
+
+        def send(*controls):
+            given = [ClientUpdate(moved, 1, i, {"control": torch.full((83,), c)}) for i, c in enumerate(controls)]
+            server.aggregate(state, given)
+            return [s.client for s in server.info.set_aside]
+
+        assert send(0.5, 0.5, 0.5, 0.5) == []
+        assert float(server.memory["control"][0]) == 0.5
+        assert send(-0.499, -0.501, -0.499, 20.0) == [3]
+
     def test_a_clash_with_the_names_we_give_takes_nobody_else_along(self, module, replies):
         good = replies(module, ids=("anonymous 1", "b", "c", None))
         bad = _state(good[3], **{W: _put(good[3].state[W], 1e6)})

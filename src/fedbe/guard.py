@@ -62,12 +62,14 @@ def admit(
     previous: ModelState,
     layout: Layout,
     limits: Limits,
-    extras: Sequence[str] = (),
+    extras: Sequence[str],
+    memory: Mapping[str, Tensor],
 ) -> Admission:
     """Check every update against the model and against its peers; order those that pass.
 
-    `extras` names what the method's rules must send back. The order is by client id, then by content for updates
-    without one, so the result does not depend on arrival. Nothing that was given is changed.
+    `extras` names what the method's rules must send back, `memory` holds what the server made of earlier ones. The
+    order is by client id, then by content for updates without one, so the result does not depend on arrival. Nothing
+    that was given is changed.
     """
     aside: list[SetAside] = []
     named: list[Update] = []
@@ -80,7 +82,7 @@ def admit(
         else:
             (anonymous if update.client is None else named).append(checked)
     passed, doubles = _without_doubles(named)
-    passed, wild = _without_wild(passed + _numbered(anonymous), previous, limits.max_norm_ratio)
+    passed, wild = _without_wild(passed + _numbered(anonymous), previous, memory, limits.max_norm_ratio)
     aside += doubles + wild
     if len(passed) < limits.min_clients:
         raise AggregationError(_too_few(len(passed), limits.min_clients, aside))
@@ -179,7 +181,9 @@ def _numbered(anonymous: list[Update]) -> list[Update]:
     return [replace(u, client=f"anonymous {i}") for i, u in enumerate(ordered, start=1)]
 
 
-def _without_wild(updates: list[Update], previous: ModelState, ratio: float) -> tuple[list[Update], list[SetAside]]:
+def _without_wild(
+    updates: list[Update], previous: ModelState, memory: Mapping[str, Tensor], ratio: float
+) -> tuple[list[Update], list[SetAside]]:
     if len(updates) < 3:
         return updates, []
     aside: dict[int, SetAside] = {}
@@ -200,8 +204,10 @@ def _without_wild(updates: list[Update], previous: ModelState, ratio: float) -> 
         floors[part] = 1e-3 * float(last.norm())
         compare(f"its {part} changed by", changes[part], floors[part])
     for name in updates[0].extras:
-        norms = [float(u.extras[name].double().norm()) for u in updates]
-        # The floor of the parameters in the extra's unit: where the others have settled, that of a new client is long.
+        # SCAFFOLD: c_i⁺ − c_i + c = (x − y_i)/(K η), the client's way in another unit, also for one that is new among
+        # clients that have settled. So the limits of the parameters hold for it, in that unit.
+        known = memory[name].double() if name in memory else 0.0
+        norms = [float((u.extras[name].double() + known).norm()) for u in updates]
         rates = [norm / moved for norm, moved in zip(norms, changes["params"], strict=True) if moved > 0]
         compare(f"its extra '{name}' has length", norms, floors["params"] * median(rates or [0.0]))
     return [u for i, u in enumerate(updates) if i not in aside], list(aside.values())

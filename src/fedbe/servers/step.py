@@ -42,7 +42,7 @@ def server_step(
     """previous model + client updates + memory -> next model + next memory. A pure function of its arguments."""
     info = StepInfo()
     with info.timed("guard"):
-        admission = admit(updates, previous, context.bench.layout, limits or Limits(), extras)
+        admission = admit(updates, previous, context.bench.layout, limits or Limits(), extras, memory)
     draft = Draft(previous, memory)
     round = Round(admission.admitted, previous, context, info)
     for stage in stages:
