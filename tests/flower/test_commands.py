@@ -139,11 +139,12 @@ def test_keys_are_made_whole_or_not_at_all(tmp_path, monkeypatch):
 
     # a node's key is there only if its public half is
     certs.make(tmp_path, 1)
-    write = certs.write_whole
+    write, written = certs.write_whole, []
 
     def full(path, content):
-        if path.name == "node-1":
+        if written:
             raise RunError("the disk is full")
+        written.append(path)
         write(path, content)
 
     monkeypatch.setattr(certs, "write_whole", full)
@@ -180,7 +181,7 @@ class Stage(Deployment):
 
     scripts  name -> what runs in its place
     looks    name -> how often it is still listed as online, whatever it does
-    lasting  names that are listed as online from their start on, whatever they do
+    lasting  names that are listed as online when they have been started and have ended
     silent   names that are never listed as online
     started  (name, command) of all that was started
     """
@@ -205,7 +206,7 @@ class Stage(Deployment):
 
     def _online(self, name):
         self.looks[name] = self.looks.get(name, 0) - 1
-        lasts = name in self.lasting and name in dict(self.started)
+        lasts = name in self.lasting and name in dict(self.started) and not processes.alive(self.state, name)
         return self.looks[name] >= 0 or lasts or (self._ready(name) and name not in self.silent)
 
     def _ready(self, name):
@@ -238,12 +239,18 @@ def test_a_node_starts_only_when_the_superlink_has_noticed_its_end(stage):
     assert said[-1] == "nodes online: 2"
 
 
-def test_the_node_that_ended_is_quoted_also_if_the_superlink_takes_it_for_online(stage):
+def test_a_node_that_ended_is_not_up_even_if_the_superlink_takes_it_for_online(stage):
     stage.scripts["node-0"] = "print('my key is broken')"
     stage.lasting.add("node-0")
     with pytest.raises(RunError, match=r"but node-0 ended; .*node-0\.log ends with:\nmy key is broken$"):
-        stage.up(2)
+        stage.up(1)
     assert stage.pids() == {}
+
+
+def test_of_several_nodes_the_one_that_ended_is_quoted(stage):
+    stage.scripts["node-0"] = "print('my key is broken')"
+    with pytest.raises(RunError, match=r"2 nodes to come online, but node-0 ended; .*\nmy key is broken$"):
+        stage.up(2)
 
 
 def test_the_node_that_does_not_come_online_is_quoted(stage, monkeypatch):
@@ -257,6 +264,8 @@ def test_up_restarts_what_died_and_only_that(stage):
     stage.up(2)
     before = stage.pids()
     os.kill(before["node-1"], signal.SIGKILL)
+    while processes.alive(stage.state, "node-1"):
+        pass
     stage.up(2)
     after = stage.pids()
     assert [name for name, _ in stage.started] == ["superlink", "node-0", "node-1", "node-1"]
