@@ -350,7 +350,7 @@ def odd_app(arrays_key, config_key, odd):
         {"train_metrics_aggr_fn": worst, "fraction_evaluate": 0.0},
         {"evaluate_metrics_aggr_fn": worst, "fraction_train": 0.0, "weighted_by_key": "n"},
     ],
-    ids=str,
+    ids=lambda arguments: ", ".join(arguments) or "none",
 )
 def test_the_arguments_of_flowers_fedavg_keep_their_meaning(arguments, local_grid):
     keys = arguments.get("arrayrecord_key", "arrays"), arguments.get("configrecord_key", "config")
