@@ -168,7 +168,7 @@ def test_columns_without_a_finished_run_are_named_below_the_table() -> None:
     study = load_study("table1")
     rows = [
         table.Measured(("step", "fedavg", model), ours, (72.0, 0.25))
-        for model, ours in (("convnet", (70.0,)), ("resnet20", ()))
+        for model, ours in (("convnet", {0: 70.0}), ("resnet20", {}))
     ]
     text = table.markdown(study, "paper", rows, {})
     assert "| step | fedavg | 70.0 (n=1) | 72.0 ± 0.25 | -2.0 |" in text
