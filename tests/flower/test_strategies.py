@@ -662,6 +662,9 @@ def test_a_folder_belongs_to_one_run(local_grid, tmp_path):
         resume(FedAvg(model=Net, folder=tmp_path, seed=1, **QUIET), grid, arrays(), 2)
     with pytest.raises(RunError, match="its method was fedavg and is now fedavgm"):
         resume(FedAvgM(model=Net, folder=tmp_path, **QUIET), grid, arrays(), 2)
+    (tmp_path / "report.json").write_text("{")
+    with pytest.raises(RunError, match=r"report\.json is damaged: mend it from a copy"):
+        resume(FedAvg(model=Net, folder=tmp_path, **QUIET), grid, arrays(), 2)
 
 
 class StoppedError(Exception):

@@ -89,7 +89,10 @@ class Journal:
     def _report(self) -> dict[str, dict[str, Any]]:
         assert self.folder is not None, "asked for with a folder only"
         path = self.folder / "report.json"
-        found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+        try:
+            found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+        except ValueError as error:
+            raise RunError(f"{path} is damaged: mend it from a copy, or remove it and lose earlier metrics") from error
         return {kind: found.get(kind, {}) for kind in ("train", "evaluate", "server")}
 
 
