@@ -395,6 +395,18 @@ def test_a_process_is_ended_by_its_own_id_with_its_children(killed, tmp_path):
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
 
 
+def test_what_is_said_to_have_ended_is_no_zombie(tmp_path, monkeypatch):
+    """A zombie keeps its number, by which Flower's SuperExec sees that its parent lives."""
+    monkeypatch.setattr(processes, "_has_mark", lambda *_: False)  # as of a process at its very start or end
+    pid = processes.start(tmp_path, "one", [sys.executable, "-c", "import time; time.sleep(99)"], {})
+    assert processes.alive(tmp_path, "one") == pid
+    os.kill(pid, signal.SIGKILL)
+    while processes.alive(tmp_path, "one"):
+        pass
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
 @pytest.mark.parametrize("proc", [True, False])
 def test_a_stranger_with_a_known_pid_is_left_alone(proc, tmp_path, monkeypatch):
     pid = processes.start(tmp_path, "one", [sys.executable, "-c", "import time; time.sleep(99)"], {})

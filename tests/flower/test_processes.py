@@ -201,6 +201,7 @@ def test_a_deployment_with_tls_and_authenticated_nodes_one_of_which_comes_late(a
     assert "Failed to activate SuperNode" in (deployment.state / "stranger.log").read_text()
     assert len(deployment.online()) == NODES
     assert len(deployment.flwr("supernode", "list")["nodes"]) == NODES
+    processes.stop(deployment.state, ["stranger"])  # what it had started may need a moment more
 
     # a run that fails is a failure
     failed = fedbe("run", app, "--set", "method=nonsense")

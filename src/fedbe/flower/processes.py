@@ -20,7 +20,7 @@ from fedbe.files import write_json
 
 MARK = "FEDBE_PROCESS"
 PROC = Path("/proc")
-_OURS: dict[int, "subprocess.Popen[bytes]"] = {}  # children of this very process, until they have ended
+_OURS: dict[tuple[int, str], "subprocess.Popen[bytes]"] = {}  # children of this very process, until they are reaped
 
 
 def tool(name: str) -> str:
@@ -39,16 +39,24 @@ def start(folder: Path, name: str, command: Sequence[str], environment: Mapping[
         process = subprocess.Popen(  # it is to live on
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=marked, start_new_session=True
         )
-    _OURS[process.pid] = process
+    _OURS[process.pid, mark] = process
     write_json(folder / f"{name}.pid", {"pid": process.pid, "mark": mark})
     return process.pid
 
 
 def alive(folder: Path, name: str) -> int | None:
-    """The pid of NAME if it still runs; another process that got its number since is not it."""
+    """The pid of NAME if it still runs; another process that got its number since is not it.
+
+    A child of our own has ended when it is reaped, and not before: what it has started itself looks for its number,
+    which stays until then. (A process that is just beginning or ending shows no mark.)
+    """
     pid, mark = _known(folder, name)
-    _reap(pid)
-    return pid if pid and _has_mark(pid, mark) else None
+    if (pid, mark) not in _OURS:
+        return pid if pid and _has_mark(pid, mark) else None
+    if _OURS[pid, mark].poll() is None:
+        return pid
+    del _OURS[pid, mark]
+    return None
 
 
 def _left(folder: Path, name: str) -> int | None:
@@ -74,12 +82,12 @@ def stop(folder: Path, names: Sequence[str], seconds: float = 10.0) -> list[str]
     for pid in running.values():
         _signal(pid, signal.SIGTERM)
     deadline = time.monotonic() + seconds
-    for pid in running.values():
-        while _group_exists(pid) and time.monotonic() < deadline:
-            _reap(pid)
+    for name, pid in running.items():
+        while (alive(folder, name) or _group_exists(pid)) and time.monotonic() < deadline:
             time.sleep(0.1)
         _signal(pid, signal.SIGKILL)
-        _reap(pid)
+        if child := _OURS.pop(_known(folder, name), None):
+            child.wait()
     for name in names:
         (folder / f"{name}.pid").unlink(missing_ok=True)
     return list(running)
@@ -126,12 +134,6 @@ def _group_exists(pid: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
-
-
-def _reap(pid: int) -> None:
-    """If it is our own child and has ended, let the system forget it."""
-    if pid in _OURS and _OURS[pid].poll() is not None:
-        del _OURS[pid]
 
 
 def _has_mark(pid: int, mark: str) -> bool:
