@@ -10,7 +10,8 @@ from fedbe.reproduce.study import load_study
 from fedbe.simulation import run
 
 RESULTS = Path(__file__).parents[2] / "results"
-STUDIES = [("table1", 3, ("training.epochs=5",))]  # seeds, and what was changed: results/README.md says why
+# Seeds, and what was changed: results/README.md says why.
+STUDIES = [("table1", 3, ("training.epochs=5",)), ("one-round", 1, ())]
 MINIMUM = {"resnet20": 10}  # rounds of runs that are shown before their end; all others must be finished
 
 
