@@ -11,7 +11,11 @@ from fedbe.simulation import run
 
 RESULTS = Path(__file__).parents[2] / "results"
 # Seeds, and what was changed: results/README.md says why.
-STUDIES = [("table1", 3, ("training.epochs=5",)), ("one-round", 1, ())]
+STUDIES = [
+    ("table1", 3, ("training.epochs=5",)),
+    ("table4", 1, ("training.epochs=5", "variant=tuned")),
+    ("one-round", 1, ()),
+]
 MINIMUM = {"resnet20": 10}  # rounds of runs that are shown before their end; all others must be finished
 
 

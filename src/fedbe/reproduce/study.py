@@ -21,7 +21,13 @@ SCALES: tuple[Scale, ...] = ("smoke", "cpu", "paper")
 
 EMBEDDED = ("digits", "swissroll")
 # As people write them; for pictures.
-NAMES = {"swissroll": "Swiss roll", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+NAMES = {
+    "swissroll": "Swiss roll",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "cifar100-10000": "CIFAR-100, 10,000 images",
+    "tiny-imagenet": "Tiny-ImageNet",
+}
 # The smallest form of anything: embedded data, a tiny network, two rounds. It proves that a study runs.
 SMOKE = (
     "data.source=digits", "data.server=200", "data.pad=0", "data.flip=false", "model.name=mlp", "training.rounds=2",
