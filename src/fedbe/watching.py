@@ -1,6 +1,5 @@
 """How a person watches a run: bars in a terminal, plain lines elsewhere, TensorBoard files, or nothing."""
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,19 +40,16 @@ def summary(record: Record) -> str:
 
 
 class _Clock:
-    """Time left, from the rounds that were played since the start of this process."""
+    """Time left, from what the rounds of this process took by their records: those count, too, the clients of a resumed
+    round that were trained before the stop."""
 
     def __init__(self, rounds: int) -> None:
-        self._left, self._played, self._begin = rounds, 0, 0.0
+        self._left, self._played, self._seconds = rounds, 0, 0.0
 
-    def start(self) -> None:
-        """Called at the start of every run; the first one counts."""
-        self._begin = self._begin or time.perf_counter()
-
-    def tick(self) -> str:
+    def tick(self, record: Record) -> str:
         self._left, self._played = self._left - 1, self._played + 1
-        each = (time.perf_counter() - self._begin) / self._played
-        return duration(max(0, self._left) * each)
+        self._seconds += record["seconds"]["round"]
+        return duration(max(0, self._left) * self._seconds / self._played)
 
 
 class Lines:
@@ -64,7 +60,6 @@ class Lines:
         self._title, self._rounds = "", 0
 
     def begin(self, title: str, rounds: int, done: int) -> None:
-        self._clock.start()
         self._title, self._rounds = title, rounds
         if done:
             self._console.print(f"{title}: resumed after round {done}")
@@ -73,7 +68,7 @@ class Lines:
 
     def round_ended(self, record: Record) -> None:
         place = f"{self._title}: round {record['round']}/{self._rounds}"
-        self._console.print(f"{place}: {summary(record)}; {self._clock.tick()} left")
+        self._console.print(f"{place}: {summary(record)}; {self._clock.tick(record)} left")
         for aside in record["set_aside"]:
             self._console.print(f"  set aside: client {aside['client']}: {aside['reason']}")
 
@@ -91,7 +86,6 @@ class Bars:
         self._bars: Progress | None = None
 
     def begin(self, title: str, rounds: int, done: int) -> None:
-        self._clock.start()
         self._bars = Progress(
             TextColumn("{task.description:<28}", markup=False),
             BarColumn(bar_width=24),
@@ -110,7 +104,7 @@ class Bars:
     def round_ended(self, record: Record) -> None:
         if self._bars is None:
             return
-        note = f"{summary(record)}; {self._clock.tick()} left"
+        note = f"{summary(record)}; {self._clock.tick(record)} left"
         self._bars.update(self._whole, completed=record["round"], note=note)
         for aside in record["set_aside"]:
             self._bars.print(f"set aside in round {record['round']}: client {aside['client']}: {aside['reason']}")
