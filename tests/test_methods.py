@@ -1,4 +1,5 @@
 import pytest
+from torch import nn
 
 from fedbe import methods
 from fedbe.clients.rules import ControlVariate, Prox
@@ -27,7 +28,7 @@ def test_rows(name):
     method = methods.get(name)
     assert tuple(type(r) for r in method.rules) == rules
     assert tuple(type(s) for s in method.stages) == stages
-    assert method.needs_unlabeled == (distillation is not None)
+    assert method.needs_unlabeled(nn.Linear(1, 1)) == (distillation is not None)
     assert method.extras == (("control",) if ControlVariate in rules else ())
     assert method.one_round == (name == "1-ensemble")
     if distillation:

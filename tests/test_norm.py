@@ -111,8 +111,8 @@ def test_sampled(teach):
 
 
 def test_recalibrated(teach, network, inputs_for):
-    """Measured on the server's inputs when the member is made, whatever it is asked about later."""
-    bench, _, members = teach(samples=2, statistics="recalibrated")
+    """The default: measured on the server's inputs when the member is made, whatever it is asked about later."""
+    bench, _, members = teach(samples=2)
     _, _, plain = teach(samples=2, statistics="averaged")
     for member, sample in zip(members, plain, strict=True):
         assert torch.equal(member.state.params, sample.state.params)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
+from torch import nn
+
 from fedbe.clients.rules import ControlVariate, LocalRule, Prox
 from fedbe.errors import SettingError, nearest
 from fedbe.servers.stages import ControlUpdate, Distill, KeepMembers, Mean, Momentum, Stage
@@ -27,9 +29,9 @@ class Method:
     extras: tuple[str, ...] = ()
     one_round: bool = False
 
-    @property
-    def needs_unlabeled(self) -> bool:
-        return any(isinstance(stage, Teacher) and stage.needs_unlabeled for stage in self.stages)
+    def needs_unlabeled(self, module: nn.Module) -> bool:
+        """Whether the server of such a model must own inputs."""
+        return any(isinstance(stage, Teacher) and stage.needs_unlabeled(module) for stage in self.stages)
 
     @property
     def needs_rounds(self) -> bool:

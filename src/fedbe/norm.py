@@ -1,8 +1,9 @@
 """Every decision about normalisation layers, in one place.
 
 - The mean of models averages BatchNorm's running statistics like weights (`Moments`).
-- A Gaussian sample keeps the mean's statistics (`averaged`), or draws them like weights and mends what no variance
-  can be (`sampled`, the released program), or has them measured anew on the server's inputs (`recalibrated`).
+- A sample has its statistics measured anew on the server's inputs (`recalibrated`), or keeps the posterior mean's
+  (`averaged`; a Dirichlet sample its own mix), or draws them like weights and mends what no variance can be
+  (`sampled`, the released program).
 - After SWA the statistics belong to none of the averaged points: they are always measured anew.
 - Weight decay does not touch the weights and biases of normalisation layers.
 GroupNorm and LayerNorm keep no statistics, so only the last point concerns them.
@@ -21,7 +22,7 @@ from fedbe.seeds import generator
 from fedbe.states import Layout, ModelState
 from fedbe.workbench import Workbench
 
-STATISTICS = ("averaged", "sampled", "recalibrated")
+STATISTICS = ("recalibrated", "averaged", "sampled")
 NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 

@@ -10,8 +10,8 @@ from fedbe import methods
 
 QUICK = {"server_epochs": 2, "server_batch": 8, "samples": 3}
 NETWORKS = ("mlp-bn", "conv-gn", "dropout-bn")
-SAMPLES = {n for n, m in methods.CATALOGUE.items() if m.needs_unlabeled and "S" in m.settings()["members"]}
-RANDOM = {n for n, m in methods.CATALOGUE.items() if m.needs_unlabeled}  # the order of batches, at least
+RANDOM = {n for n, m in methods.CATALOGUE.items() if "distill_until" in m.settings()}  # the order of batches, at least
+SAMPLES = {n for n in RANDOM if "S" in methods.CATALOGUE[n].settings()["members"]}
 
 pytestmark = [pytest.mark.parametrize("method", methods.CATALOGUE), pytest.mark.parametrize("name", NETWORKS)]
 
@@ -119,7 +119,7 @@ def test_memory_and_round_are_all_that_a_run_needs_to_go_on(make, network, repli
 def test_one_client_is_its_own_average(make, network, replies, same, name, method):
     module = network(name)
     (only,) = replies(module, ids=(0,))
-    stages = {"members": "A", "sharpening": 1.0} if methods.CATALOGUE[method].needs_unlabeled else {}
+    stages = {"members": "A", "sharpening": 1.0} if method in RANDOM else {}
     state = make(**stages).aggregate(module.state_dict(), [only])
     if not stages:
         assert same(state, dict(only.state))
@@ -137,7 +137,7 @@ def test_the_report(make, network, replies, name, method):
     assert (info.round, info.clients, info.set_aside) == (1, (0, 1, 2), ())
     assert {"guard", "mean"} <= set(info.step.seconds)
     assert all(s >= 0 for s in info.step.seconds.values())
-    if methods.CATALOGUE[method].needs_unlabeled:
+    if method in RANDOM:
         expected = 3 + (4 if method in SAMPLES else 0)
         assert len(info.step.members) == expected
         assert all(0 <= m.quality.accuracy <= 1 for m in info.step.members)

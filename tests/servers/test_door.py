@@ -415,7 +415,7 @@ class TestRounds:
 
     def test_scale_zero_samples_vote_like_the_average(self, network, inputs_for, replies):
         module = network("mlp-bn")
-        server = FedBE(module, unlabeled=inputs_for("mlp-bn"), members="SA", scale=0.0, **QUICK)
+        server = FedBE(module, unlabeled=inputs_for("mlp-bn"), members="SA", scale=0.0, statistics="averaged", **QUICK)
         _round(server, module, replies(module))
         assert len({m.confidence for m in server.info.step.members}) == 1
 

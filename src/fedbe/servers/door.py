@@ -82,14 +82,15 @@ class Server:
         self.seed, self.rounds, self.total_clients = seed, rounds, total_clients
         self.inputs = None if unlabeled is None else as_inputs(unlabeled, augment)
         self.labels = _labels(labels, self.inputs)
-        if self.method.needs_unlabeled and self.inputs is None:
+        needs_unlabeled = self.method.needs_unlabeled(self.bench.module)
+        if needs_unlabeled and self.inputs is None:
             raise SettingError(f"{self.method.title} asks models about inputs that the server owns: give `unlabeled`")
         if self.method.needs_rounds and rounds is None:
             raise SettingError(
                 f"{self.method.title} with `distill_until` below 1 (as in the variant tuned) needs to know how many "
                 "rounds there will be: give `rounds`"
             )
-        if self.method.needs_unlabeled:
+        if needs_unlabeled:
             self.bench.trainable()  # a model that cannot learn is refused now, not after the first vote
         self.round = 0
         self.memory: Mapping[str, Tensor] = {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbe.diagnostics import quality
 from fedbe.distill import DistillSettings, distill, sharpen
@@ -110,8 +110,7 @@ class Distill(Teacher, DistillSettings):
         if self.targets not in TARGETS:
             raise SettingError(f"unknown targets '{self.targets}': {nearest(self.targets, TARGETS)}")
 
-    @property
-    def needs_unlabeled(self) -> bool:
+    def needs_unlabeled(self, module: nn.Module) -> bool:  # noqa: ARG002
         return True
 
     def __call__(self, draft: Draft, round: Round) -> Draft:

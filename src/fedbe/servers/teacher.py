@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from torch import nn
+
 from fedbe.ensemble import Member, parse_members
 from fedbe.errors import SettingError, nearest
-from fedbe.norm import STATISTICS, keep_valid, recalibrate
+from fedbe.norm import STATISTICS, keep_valid, recalibrate, with_statistics
 from fedbe.posterior import DirectionGaussian, DirectionMoments, Dirichlet, Gaussian, Posterior
 from fedbe.posterior.dirichlet import check_alpha
 from fedbe.posterior.gaussian import check_scale
@@ -25,7 +27,7 @@ class Teacher:
     posterior   gaussian (Eq. 5), gaussian-released (the authors' program), dirichlet (Eq. 7)
     scale       multiplies the Gaussian's standard deviation
     alpha       the Dirichlet's parameter, one for all clients or one for each client id
-    statistics  BatchNorm statistics of Gaussian samples: averaged, sampled or recalibrated (see `norm`)
+    statistics  BatchNorm statistics of samples: recalibrated, averaged or sampled (see `norm`)
     """
 
     members: str = "SAC"
@@ -33,7 +35,7 @@ class Teacher:
     posterior: str = "gaussian"
     scale: float = 1.0
     alpha: float | Mapping[ClientId, float] = 1.0
-    statistics: str = "averaged"
+    statistics: str = "recalibrated"
 
     def __post_init__(self) -> None:
         kinds = parse_members(self.members)
@@ -47,10 +49,9 @@ class Teacher:
         for alpha in self.alpha.values() if isinstance(self.alpha, Mapping) else [self.alpha]:
             check_alpha(alpha)
 
-    @property
-    def needs_unlabeled(self) -> bool:
-        """Whether its members cannot even be made without the server's inputs."""
-        return "S" in self.members and self.statistics == "recalibrated"
+    def needs_unlabeled(self, module: nn.Module) -> bool:
+        """Whether its members, models like this one, cannot even be made without the server's inputs."""
+        return "S" in self.members and self._recalibrates(module)
 
     def fit(self, round: Round) -> Posterior:
         """p(w | D) from this round's client models."""
@@ -86,11 +87,14 @@ class Teacher:
     def _mended(self, state: ModelState, context: Context) -> ModelState:
         """A sample with BatchNorm statistics that can be."""
         bench = context.bench
-        if self.statistics != "recalibrated":
+        if not self._recalibrates(bench.module):
             return keep_valid(state, bench.layout)
         bench.load(state)
         recalibrate(bench, context.unlabeled())
         return bench.read()
+
+    def _recalibrates(self, module: nn.Module) -> bool:
+        return self.statistics == "recalibrated" and bool(with_statistics(module))
 
     def count(self, round: Round) -> int:
         """How many members `voters` will give."""

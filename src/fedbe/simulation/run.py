@@ -218,10 +218,12 @@ def execute(
 
 def simulation(recipe: Recipe, info: RunInfo, federation: Federation, pool: Pool) -> Simulation:
     method, watched = recipe.method_for(info.method), recipe.evaluation.ensemble
-    asks = method.needs_unlabeled or (watched and recipe.teacher(method, members=watched).needs_unlabeled)
+    module = initial_weights(federation.model, info.seed)
+    asks = method.needs_unlabeled(module) or (
+        watched and recipe.teacher(method, members=watched).needs_unlabeled(module)
+    )
     if asks and federation.server is None:
         raise RunError(f"{method.title} needs images at the server: set data.server or data.unlabeled in the recipe")
-    module = initial_weights(federation.model, info.seed)
     plan = Plan(info.precision)
     pool.configure(federation, plan)
     torch.set_num_threads(server_threads(module))
