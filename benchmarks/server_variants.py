@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbe.ensemble import vote
+from fedbe.norm import recalibrate, with_statistics
 from fedbe.report.replay import last_round
 from fedbe.report.trials import read_trial
 from fedbe.servers.stages import Distill
@@ -28,6 +29,11 @@ def main(folder: Path, groups: list[str]) -> None:
         sim, draft, round = replayed.sim, replayed.draft, replayed.round
         average = _percent(sim.measure(draft.state))
         print(f"{folder.name}, round {round.context.round}: average {average} on the test images")
+        if with_statistics(sim.bench.module):
+            sim.bench.load(draft.state)
+            recalibrate(sim.bench, round.context.unlabeled())
+            anew = _percent(sim.measure(sim.bench.read()))
+            print(f"  with BatchNorm statistics measured anew on the server's images: {anew}", flush=True)
         for members in TEACHERS:
             voters = sim.teacher(members=members).voters(draft, round)
             outcome = vote(voters, sim.predictor("server"), round.context.labels)
