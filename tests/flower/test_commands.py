@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import ssl
@@ -328,27 +329,40 @@ def test_flower_gets_neither_keys_nor_results_of_an_app_without_a_gitignore(stag
     assert said.count(line) == 1
 
 
+CONFIGURATION = """
+[tool.flwr.app.config]
+folder = ""
+rounds = 3
+lr = 0.1
+swa = false
+method = "fedbe"
+title = ""
+fraction = 1.0
+share = 1
+agent = ""
+a.b = 0
+"""
 SETTINGS = {
     "rounds=5": 5,
     "lr=1e-3": 0.001,
     "swa=true": True,
     "method=fedbe+scaffold": "fedbe+scaffold",
     'title="a b"': "a b",
-    "fraction=.5": ".5",
-    "tail=5.": "5.",
+    "fraction=.5": 0.5,
+    "share=0.25": 0.25,
     "agent=007": "007",
-    "day=2020-01-01": "2020-01-01",
-    "many=[1, 2]": "[1, 2]",
-    'quotes=it\'s "so" = so': 'it\'s "so" = so',
-    "lines=1\nrounds = 2": "1\nrounds = 2",
-    "a.b=1": 1,
+    "a.b=-1": -1,
 }
+TEXTS = ["5", "true", "2020-01-01", "[1, 2]", 'it\'s "so" = so', '"a"\nrounds = 2', "1\nrounds = 2"]
 
 
-def test_settings_and_the_folder_reach_flower_as_they_were_meant(tmp_path, monkeypatch):
+@pytest.fixture
+def submitted(tmp_path, monkeypatch):
+    """An app with settings, and what Flower would be told to run it with."""
     app = tmp_path / 'it\'s 😀 "mine"'
     app.mkdir()
-    read, said = [], []
+    (app / "pyproject.toml").write_text(CONFIGURATION)
+    read = []
 
     def flwr(_, *words):
         assert words[:2] == ("run", str(app.resolve()))
@@ -358,12 +372,61 @@ def test_settings_and_the_folder_reach_flower_as_they_were_meant(tmp_path, monke
 
     monkeypatch.setattr(Deployment, "flwr", flwr)
     monkeypatch.setattr(Deployment, "check_was_up", lambda _: None)
+    return app, read
+
+
+def test_settings_and_the_folder_reach_flower_as_they_were_meant(submitted):
+    (app, read), said = submitted, []
     number, folder = submit(Deployment(app), None, list(SETTINGS), said.append)
     assert (number, folder) == (7, app / "runs/run-1")
-    assert read == [{key.split("=")[0]: value for key, value in SETTINGS.items()} | {"folder": str(folder)}]
-    assert [type(v) for v in read[0].values()][:3] == [int, float, bool]
+    meant = {key.split("=")[0]: value for key, value in SETTINGS.items()} | {"folder": str(folder)}
+    assert read == [meant]
+    assert [type(v) for v in read[0].values()] == [type(v) for v in meant.values()]
     assert "certs/ state/ runs/" in said[0]
     assert (app / ".gitignore").exists()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_stays_the_text_that_was_typed(text, submitted):
+    app, read = submitted
+    submit(Deployment(app), None, [f"title={text}"])
+    assert read[0]["title"] == text
+    assert "rounds" not in read[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("round=5", "the app has no setting 'round': did you mean 'rounds'?"),
+        ("fraction=half", "`fraction` must be a number, got 'half'"),
+        ("rounds=", "`rounds` must be a number, got ''"),
+        ("swa=1", "`swa` must be true or false, got '1'"),
+    ],
+)
+def test_a_setting_that_the_app_cannot_use_is_refused_before_the_run(setting, said, submitted):
+    app, read = submitted
+    with pytest.raises(SettingError, match=re.escape(said)):
+        submit(Deployment(app), None, [setting])
+    assert not read
+
+
+@pytest.mark.parametrize(
+    ("configuration", "said"),
+    [
+        (None, "is not that of a Flower app"),
+        ("[tool", "is not that of a Flower app"),
+        ("[tool]\nflwr = 1", "is not that of a Flower app"),
+        ("[tool.flwr.app.config]\nrounds = 3", 'has no `folder = ""` in [tool.flwr.app.config]'),
+    ],
+)
+def test_a_folder_that_is_no_app_for_us_is_refused_before_the_run(configuration, said, submitted):
+    app, read = submitted
+    (app / "pyproject.toml").unlink()
+    if configuration is not None:
+        (app / "pyproject.toml").write_text(configuration)
+    with pytest.raises(RunError, match=re.escape(said)):
+        submit(Deployment(app), None)
+    assert not read
 
 
 @pytest.mark.parametrize("report", [None, "{"])

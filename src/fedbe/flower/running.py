@@ -4,7 +4,7 @@ import json
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 import safetensors
 import tomli_w
 
-from fedbe.errors import RunError, SettingError
+from fedbe.errors import RunError, SettingError, nearest
 from fedbe.flower.deployment import Deployment
 
 POLL_SECONDS = 2.0
 Say = Callable[[dict[str, Any]], None]
+Value = str | int | float | bool  # what Flower takes as a setting
 Nodes = Callable[[int, int], None]  # how many are online, how many the app needs
 
 
@@ -35,11 +36,9 @@ def submit(
     """Start the app in the deployment's folder. A name that was used before is resumed."""
     runs = (deployment.folder / "runs").resolve()
     folder = runs / (name or _next(runs))
-    for one in settings:
-        if "=" not in one:
-            raise SettingError(f"a setting must be KEY=VALUE, got '{one}'")
-    overrides = {key: _value(text) for key, text in (one.split("=", 1) for one in settings)} | {"folder": str(folder)}
+    told = _told(settings)
     deployment.check_was_up()
+    overrides = _overrides(deployment.folder, told) | {"folder": str(folder)}
     deployment.keep_out_of_bundle(say)
     (folder / "nodes.json").unlink(missing_ok=True)  # of a run that ended while it waited
     with tempfile.TemporaryDirectory() as place:  # a file, because Flower reads no quotes within quotes from words
@@ -125,11 +124,67 @@ def _next(runs: Path) -> str:
     return next(f"run-{i}" for i in range(1, 10_000) if not (runs / f"run-{i}").exists())
 
 
-def _value(text: str) -> str | int | float | bool:
-    """What TOML makes of it if that is a number, true, false or a quoted text; anything else is a text as it stands."""
+def _told(settings: Sequence[str]) -> dict[str, str]:
+    if wrong := [one for one in settings if "=" not in one]:
+        raise SettingError(f"a setting must be KEY=VALUE, got '{wrong[0]}'")
+    return dict(one.split("=", 1) for one in settings)
+
+
+def _overrides(app: Path, told: Mapping[str, str]) -> dict[str, Value]:
+    """The settings as values of the kind that the app's own configuration has them in.
+
+    Flower would hand a mistyped name or a text in a number's place to the app's server, which would end with it.
+    """
+    known = _configuration(app)
+    if "folder" not in known:
+        raise RunError(
+            f'{app / "pyproject.toml"} has no `folder = ""` in [tool.flwr.app.config]: an app needs it, to be told '
+            "where its results go"
+        )
+    if strange := [key for key in told if key not in known]:
+        raise SettingError(f"the app has no setting '{strange[0]}': {nearest(strange[0], known)}")
+    return {key: _value(key, text, known[key]) for key, text in told.items()}
+
+
+def _configuration(app: Path) -> dict[str, Value]:
+    """The settings in an app's pyproject.toml, those of a table under table.name, as Flower calls them."""
+    path = app / "pyproject.toml"
+    try:
+        config = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"].get("config", {})
+        return dict(_flat(config))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path} is not that of a Flower app: {error}") from error
+
+
+def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{inner}", v) for inner, v in _flat(value))
+        else:
+            yield key, value
+
+
+def _value(key: str, text: str, default: Value) -> Value:
+    """The text as what `default` is: true or false, a number (whole or not), or a text, with or without quotes.
+
+    >>> _value("fraction", ".5", 1.0), _value("rounds", "5", 3), _value("tag", "007", ""), _value("tag", '"a b"', "")
+    (0.5, 5, '007', 'a b')
+    """
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[text]
+        if isinstance(default, int | float):
+            return float(text) if isinstance(default, float) or not _whole(text) else int(text)
+    except (KeyError, ValueError):
+        expected = "true or false" if isinstance(default, bool) else "a number"
+        raise SettingError(f"`{key}` must be {expected}, got '{text}'") from None
     try:
         read = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    value = read["value"]
-    return value if len(read) == 1 and isinstance(value, str | int | float | bool) else text
+    quoted = read["value"]
+    return quoted if len(read) == 1 and isinstance(quoted, str) else text
+
+
+def _whole(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()
