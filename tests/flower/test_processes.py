@@ -19,6 +19,7 @@ import torch
 from flwr.app import Context, RecordDict
 from safetensors.torch import load_file
 
+from fedbe import methods
 from fedbe.errors import RunError
 from fedbe.flower import certs, processes, template
 from fedbe.flower.deployment import Deployment
@@ -215,6 +216,11 @@ def test_a_deployment_with_tls_and_authenticated_nodes_one_of_which_comes_late(a
     assert [line.partition(" 127")[0] for line in said] == ["the SuperLink answers on", "nodes online: 3"]
     assert processes.names(deployment.state) == ["node-0", "node-1", "node-2", "superlink"]
     assert None not in [processes.alive(deployment.state, name) for name in processes.names(deployment.state)]
+
+
+@pytest.mark.parametrize("method", methods.CATALOGUE)
+def test_the_example_plays_every_method(method, expected):
+    assert expected(method=method, rounds=1, epochs=1)
 
 
 def test_broken_replies_and_a_node_killed_in_the_middle_of_a_round(app, deployment, tmp_path):

@@ -33,7 +33,7 @@ def main(grid: Grid, context: Context) -> None:
         total_clients=clients,
         identify=True,
         folder=config["folder"] or None,
-        **DISTILLATION if get(str(config["method"])).needs_unlabeled else {},
+        **DISTILLATION if "server_lr" in get(str(config["method"])).settings() else {},
     )
 
     def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
