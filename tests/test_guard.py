@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedbe
 from fedbe import ClientUpdate, FedAvg, FedAvgM, ModelState, Scaffold
 from fedbe.errors import AggregationError, SettingError, StateError
 from fedbe.guard import Limits
@@ -185,6 +186,70 @@ def test_a_packed_state_is_as_good_as_a_named_one(module, replies, same):
     assert same(server.aggregate(module.state_dict(), packed), server.aggregate(module.state_dict(), good))
 
 
+class Positions(nn.Module):
+    """Asks an embedding for the positions that lie in a buffer, and counts its steps in another."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(4, 3)
+        self.register_buffer("positions", torch.arange(4))
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x):
+        return x @ self.embedding(self.positions)
+
+
+class TestIntegers:
+    @pytest.fixture
+    def module(self):
+        torch.manual_seed(0)
+        return Positions()
+
+    def _sent(self, module, client, steps=5, **tensors):
+        trained = {"embedding.weight": module.embedding.weight.detach() + 0.1 * (client + 1)}
+        return ClientUpdate({**module.state_dict(), **trained, "steps": torch.tensor(steps), **tensors}, 1, client)
+
+    @pytest.mark.parametrize("others", [(0,), (0, 2), (0, 2, 3)])
+    @pytest.mark.parametrize("method", ["fedavg", "fedbe"])
+    def test_nobody_may_rebuild_the_model(self, module, same, others, method):
+        """Such positions would end the server that asks the model, or every client that it is sent to."""
+        good = [self._sent(module, client) for client in others]
+        bad = self._sent(module, 1, positions=torch.full((4,), 10**12))
+        settings = {"unlabeled": torch.randn(6, 4), "server_epochs": 1} if method == "fedbe" else {}
+        server, clean = (fedbe.server(method, module, **settings) for _ in range(2))
+        got = server.aggregate(module.state_dict(), [bad, *good])
+        assert same(got, clean.aggregate(module.state_dict(), good))
+        (aside,) = server.info.set_aside
+        assert (aside.client, aside.reason) == (
+            1,
+            "it changed the integers in 'positions', which are not for training",
+        )
+
+    def test_a_counter_may_grow_and_those_who_did_not_train_keep_it(self, module):
+        idle = [ClientUpdate(module.state_dict(), 1, client) for client in (5, 6, 7)]
+        server = FedAvg(module)
+        state = server.aggregate(module.state_dict(), [self._sent(module, 0, 5), self._sent(module, 1, 800), *idle])
+        assert not server.info.set_aside
+        assert state["steps"] == 800
+
+    def test_a_counter_cannot_grow_without_measure(self, module):
+        server = FedAvg(module)
+        given = [self._sent(module, 0), self._sent(module, 1), self._sent(module, 2, 2**63 - 1)]
+        assert server.aggregate(module.state_dict(), given)["steps"] == 5
+        (aside,) = server.info.set_aside
+        assert aside.client == 2
+        assert aside.reason == "its 'steps' changed by 9.22e+18 where 5 is usual (limit 10000 times that)"
+
+    def test_clients_may_freeze_batch_norm(self, network, nearby):
+        """Its counter then moves with a minority."""
+        bn = network("mlp-bn")
+        states = nearby(bn, 3)  # the counter grows by 0, 1 and 2
+        states[1][STEPS] = states[0][STEPS]
+        server = FedAvg(bn)
+        server.aggregate(bn.state_dict(), [ClientUpdate(s, 1, client=i) for i, s in enumerate(states)])
+        assert not server.info.set_aside
+
+
 class TestWild:
     def test_two_clients_cannot_say_who_is_wild(self, module, replies):
         one, two, _ = replies(module)
@@ -296,6 +361,27 @@ def test_finite_clients_with_a_result_that_is_not(module):
     with pytest.raises(AggregationError, match="combined model has NaN or infinite"):
         server.aggregate(module.state_dict(), [ClientUpdate(s, 1, client=i) for i, s in enumerate(far)])
     assert server.round == 0
+
+
+def test_a_global_state_that_is_not_finite_is_refused(module, replies):
+    """With it no length can be compared, and FedAvgM would remember NaN for good."""
+    broken = {k: _put(v, torch.nan) if k == W else v for k, v in module.state_dict().items()}
+    server = FedAvgM(module)
+    with pytest.raises(AggregationError, match="global model that was given has NaN or infinite"):
+        server.aggregate(broken, replies(module))
+    server.aggregate(module.state_dict(), replies(module))
+    assert (server.round, bool(torch.isfinite(server.memory["momentum"]).all())) == (1, True)
+
+
+def test_what_the_server_remembers_stays_finite(module, replies):
+    """Two clients cannot say who is wild; their control variates add up."""
+    given = [_with(u, extras={"control": torch.full((83,), 3e38)}) for u in replies(module, ids=(0, 1))]
+    server = Scaffold(module, total_clients=2)
+    server.aggregate(module.state_dict(), given)
+    before = server.memory["control"].clone()
+    with pytest.raises(AggregationError, match="the server's new 'control' has NaN or infinite"):
+        server.aggregate(module.state_dict(), given)
+    assert torch.equal(server.memory["control"], before)
 
 
 def test_the_global_state_must_fit():

@@ -82,8 +82,9 @@ def admit(
         else:
             (anonymous if update.client is None else named).append(checked)
     passed, doubles = _without_doubles(named)
-    passed, wild = _without_wild(passed + _numbered(anonymous), previous, memory, limits.max_norm_ratio)
-    aside += doubles + wild
+    passed, rebuilt = _without_rebuilt(passed + _numbered(anonymous), previous)
+    passed, wild = _without_wild(passed, previous, memory, limits.max_norm_ratio)
+    aside += doubles + rebuilt + wild
     if len(passed) < limits.min_clients:
         raise AggregationError(_too_few(len(passed), limits.min_clients, aside))
     return Admission(tuple(passed), tuple(aside))
@@ -181,6 +182,26 @@ def _numbered(anonymous: list[Update]) -> list[Update]:
     return [replace(u, client=f"anonymous {i}") for i, u in enumerate(ordered, start=1)]
 
 
+def _without_rebuilt(updates: list[Update], previous: ModelState) -> tuple[list[Update], list[SetAside]]:
+    """Those who left the model's structure as it is.
+
+    An integer buffer is a counter, which grows while a client trains, or structure, such as the positions that an
+    embedding is asked for: a strange one would end whoever uses the model, and nothing in it can be averaged. What half
+    or more of those who trained left alone is structure. BatchNorm's counter is none, whoever froze it.
+    """
+    structure = [name for name in previous.counters if name.rsplit(".", 1)[-1] != "num_batches_tracked"]
+    if not structure:
+        return updates, []
+    trained = [u for u in updates if not torch.equal(u.state.params, previous.params)] or updates
+    aside: dict[ClientId, SetAside] = {}
+    for name in structure:
+        changed = {u.client for u in updates if not torch.equal(u.state.counters[name], previous.counters[name])}
+        if 2 * sum(u.client in changed for u in trained) <= len(trained):
+            reason = f"it changed the integers in '{name}', which are not for training"
+            aside |= {client: SetAside(client, reason) for client in changed}
+    return [u for u in updates if u.client not in aside], [aside[u.client] for u in updates if u.client in aside]
+
+
 def _without_wild(
     updates: list[Update], previous: ModelState, memory: Mapping[str, Tensor], ratio: float
 ) -> tuple[list[Update], list[SetAside]]:
@@ -188,13 +209,13 @@ def _without_wild(
         return updates, []
     aside: dict[int, SetAside] = {}
 
-    def compare(what: str, norms: list[float], floor: float) -> None:
+    def compare(what: str, norms: list[float], floor: float, limit: float = ratio) -> None:
         # Clients that trained nothing say nothing about those that did. The floor is there so that rounding noise
         # around a model that hardly moves is not "wild".
         usual = max(median([n for n in norms if n > 0] or norms), floor, 1e-6)
         for i, norm in enumerate(norms):
-            if norm > ratio * usual:
-                reason = f"{what} {norm:.3g} where {usual:.3g} is usual (limit {ratio:g} times that)"
+            if norm > limit * usual:
+                reason = f"{what} {norm:.3g} where {usual:.3g} is usual (limit {limit:g} times that)"
                 aside.setdefault(i, SetAside(updates[i].client, reason))
 
     changes, floors = {}, {}
@@ -203,6 +224,10 @@ def _without_wild(
         changes[part] = [float((getattr(u.state, part) - last).norm()) for u in updates]
         floors[part] = 1e-3 * float(last.norm())
         compare(f"its {part} changed by", changes[part], floors[part])
+    for name, before in previous.counters.items():
+        # Steps, unlike lengths, differ as much as the clients' data do, so the limit is the ratio squared.
+        grown = [float((u.state.counters[name].double() - before.double()).norm()) for u in updates]
+        compare(f"its '{name}' changed by", grown, 1.0, limit=ratio**2)
     for name in updates[0].extras:
         # SCAFFOLD: c_i⁺ − c_i + c = (x − y_i)/(K η), the client's way in another unit, also for one that is new among
         # clients that have settled. So the limits of the parameters hold for it, in that unit.

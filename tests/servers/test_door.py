@@ -174,7 +174,7 @@ class TestModels:
         torch.manual_seed(0)
         module = Odd()
         clients = [_moved(module, by) for by in (0.1, -0.2)]
-        clients[1]["steps"] = torch.tensor(7)
+        clients[0]["steps"], clients[1]["steps"] = torch.tensor(3), torch.tensor(7)
         server = FedBE(module, unlabeled=inputs_for("mlp"), **QUICK)
         state = _round(server, module, [ClientUpdate(s, n) for s, n in zip(clients, (1, 3), strict=True)])
         assert list(state) == list(module.state_dict())
@@ -249,10 +249,8 @@ class TestModels:
 
         module = Pair(4, 3)
         _round(FedAvg(module), module, [ClientUpdate(module.state_dict(), 1)])  # nobody asks it anything
-        server = FedBE(module, unlabeled=inputs_for("mlp"), **QUICK)
         with pytest.raises(ModelError, match="one tensor of logits, got tuple"):
-            _round(server, module, [ClientUpdate(module.state_dict(), 1)])
-        assert server.round == 0
+            FedBE(module, unlabeled=inputs_for("mlp"), **QUICK)
 
     def test_a_dropout_network_follows_the_seed(self, network, inputs_for, replies, same):
         module = network("dropout-bn")
@@ -314,6 +312,18 @@ class TestInputs:
             FedBE(network("mlp"))
         with pytest.raises(SettingError, match="v-Distillation asks models"):
             VDistillation(network("mlp"))
+
+    @pytest.mark.parametrize(
+        ("unlabeled", "message"),
+        [
+            (torch.zeros(24, 5), "must hold inputs that `model` takes, but it says: .*2x5"),
+            (torch.zeros(24, 4, dtype=torch.uint8), "must hold inputs that `model` takes, but it says: .*dtype"),
+        ],
+    )
+    def test_inputs_that_the_model_does_not_take_are_refused_before_anybody_trains(self, network, unlabeled, message):
+        with pytest.raises(SettingError, match=message):
+            FedBE(network("mlp"), unlabeled=unlabeled)
+        FedAvg(network("mlp"), unlabeled=unlabeled)  # which asks nothing
 
     @pytest.mark.parametrize(
         ("labels", "message"),

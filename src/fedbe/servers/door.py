@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from fedbe import methods
 from fedbe.ensemble import Member, local_predictor, predict, vote
-from fedbe.errors import AggregationError, SettingError
+from fedbe.errors import AggregationError, FedBEError, SettingError
 from fedbe.guard import Limits, SetAside, check_count
 from fedbe.inputs import Augmentation, Inputs, as_inputs
 from fedbe.servers.context import Context, StepInfo
@@ -90,8 +90,9 @@ class Server:
                 f"{self.method.title} with `distill_until` below 1 (as in the variant tuned) needs to know how many "
                 "rounds there will be: give `rounds`"
             )
-        if needs_unlabeled:
-            self.bench.trainable()  # a model that cannot learn is refused now, not after the first vote
+        if needs_unlabeled and self.inputs is not None:
+            self.bench.trainable()  # a model that cannot learn is refused now, not when all clients have trained …
+            _ask(self.bench, self.inputs)  # … and so is one that cannot be asked
         self.round = 0
         self.memory: Mapping[str, Tensor] = {}
         self.members: tuple[Member, ...] = ()
@@ -197,6 +198,18 @@ def server(name: str, model: nn.Module, **arguments: Any) -> Server:
     methods.get(name)
     made = type(Server.__name__, (Server,), {"name": name})
     return made(model, **arguments)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _ask(bench: Workbench, inputs: Inputs) -> None:
+    """Does the model answer for the first inputs?"""
+    bench.module.eval()
+    try:
+        bench.logits(inputs.batch(torch.arange(min(2, len(inputs)))))
+    except FedBEError:
+        raise
+    except Exception as error:
+        raise SettingError(f"`unlabeled` must hold inputs that `model` takes, but it says: {error}") from error
 
 
 def _labels(labels: Tensor | None, inputs: Inputs | None) -> Tensor | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedbe.ensemble import Member
@@ -40,6 +41,8 @@ def server_step(
     extras: Sequence[str] = (),
 ) -> StepResult:
     """previous model + client updates + memory -> next model + next memory. A pure function of its arguments."""
+    if not previous.finite():
+        raise AggregationError("the global model that was given has NaN or infinite values: begin with another one")
     info = StepInfo()
     with info.timed("guard"):
         admission = admit(updates, previous, context.bench.layout, limits or Limits(), extras, memory)
@@ -49,6 +52,10 @@ def server_step(
         draft = stage(draft, round)
     if not draft.state.finite():
         raise AggregationError("the combined model has NaN or infinite values; the global model is unchanged")
+    if spoilt := [name for name, value in draft.memory.items() if not bool(torch.isfinite(value).all())]:
+        raise AggregationError(
+            f"the server's new '{spoilt[0]}' has NaN or infinite values; the global model is unchanged"
+        )
     return StepResult(
         state=draft.state,
         memory=draft.memory,
