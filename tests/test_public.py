@@ -42,3 +42,9 @@ def test_every_public_name_is_there_and_documented(name):
 def test_other_names_are_not():
     with pytest.raises(AttributeError, match="module 'fedbe' has no attribute 'FedBEE'"):
         _ = fedbe.FedBEE
+
+
+@pytest.mark.parametrize("name", ["clients.train", "data.load", "report.write_page"])
+def test_packages_that_the_documents_name_need_no_import_of_their_own(name):
+    code = f"import fedbe; assert callable(fedbe.{name})"
+    subprocess.run([sys.executable, "-c", code], check=True)

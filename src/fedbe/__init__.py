@@ -42,6 +42,13 @@ _HOMES = {
     "fedbe.workbench": ("Plan",),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
+_PACKAGES = (
+    "clients",
+    "data",
+    "flower",
+    "report",
+    "simulation",
+)  # so that `import fedbe` is enough for fedbe.flower.FedBE
 
 __all__ = [
     "ClientUpdate",
@@ -68,6 +75,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"fedbe.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'fedbe' has no attribute '{name}'")
     return getattr(import_module(_HOME[name]), name)

@@ -72,8 +72,8 @@ def reproduce(
             whole, missing = play.play(todo, pool, seen, resolve_precision(precision), stopped)
         if study.analysis:
             with nullcontext() if quiet else err.status("looking at what was trained"):
-                looker = pool if whole else None
-                seen_all, unseen, charts = analysis.analyse(study, todo or beside, looker, stopped)
+                looker, shown = pool if whole else None, [p for p in everywhere if p in todo or p in beside]
+                seen_all, unseen, charts = analysis.analyse(study, shown, looker, stopped, asked=todo)
             whole, missing = whole and seen_all, {**unseen, **missing}
     written, pictures = table.write(study, chosen, everywhere, missing, root, charts)
     if not whole:

@@ -1,8 +1,10 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and by one process."""
 
+import fcntl
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,21 @@ def make_folder(folder: Path, error: type[FedBEError] = RunError) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise error(f"cannot create {folder}: {problem.strerror}") from problem
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Two processes must not train one run."""
+    try:
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise RunError(f"cannot write in {folder}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"{folder} is being trained by another process") from None
+        yield
 
 
 def write_json(path: Path, value: Any) -> None:

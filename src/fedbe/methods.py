@@ -58,7 +58,7 @@ class Method:
             if name not in known:
                 hint = nearest(name, known) if known else "it has none"
                 raise SettingError(f"{self.title} has no setting '{name}': {hint}")
-            _check_kind(name, known[name], value)
+            check_kind(name, known[name], value)
         return replace(
             self,
             rules=tuple(_with(part, settings) for part in self.rules),
@@ -66,7 +66,7 @@ class Method:
         )
 
 
-def _check_kind(name: str, default: Any, value: Any) -> None:
+def check_kind(name: str, default: Any, value: Any) -> None:
     """A value must be of the kind of the one that it replaces; `alpha` may also be a mapping."""
     kind: Any
     if isinstance(default, bool | str):

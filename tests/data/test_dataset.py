@@ -28,6 +28,8 @@ def test_digest_follows_content_not_name():
     assert made().digest() != made(inputs=changed).digest()
     assert made().digest() != made(labels=torch.tensor([0, 1, 1, 1])).digest()
     assert made().digest() != made(inputs=IMAGES.view(4, 3, 2, 2)).digest()
+    mine, yours = (made(clients=torch.tensor(ids)) for ids in ([0, 0, 1, 1], [0, 1, 1, 1]))
+    assert len({made().digest(), mine.digest(), yours.digest()}) == 3  # who has what is content, too
 
 
 @pytest.mark.parametrize(

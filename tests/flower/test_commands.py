@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 
 from fedbe import cli_flower
 from fedbe.errors import RunError, SettingError
+from fedbe.files import locked
 from fedbe.flower import certs, deployment, processes, running, template
 from fedbe.flower.deployment import Deployment
 from fedbe.flower.running import follow, submit
@@ -384,6 +385,33 @@ def test_settings_and_the_folder_reach_flower_as_they_were_meant(submitted):
     assert [type(v) for v in read[0].values()] == [type(v) for v in meant.values()]
     assert "certs/ state/ runs/" in said[0]
     assert (app / ".gitignore").exists()
+
+
+def test_runs_without_a_name_that_come_at_once_have_folders_of_their_own(submitted):
+    app, read = submitted
+    assert [submit(Deployment(app), None)[1].name for _ in range(2)] == ["run-1", "run-2"]
+    assert [one["folder"] for one in read] == [str(app / "runs/run-1"), str(app / "runs/run-2")]
+
+
+def test_a_run_that_goes_on_is_not_submitted_again(submitted):
+    app, read = submitted
+    (app / "runs/mine").mkdir(parents=True)
+    with locked(app / "runs/mine"), pytest.raises(RunError, match="mine is being trained by another process"):
+        submit(Deployment(app), "mine")
+    assert not read
+    submit(Deployment(app), "mine")
+    assert read
+
+
+def test_a_run_that_flower_refuses_leaves_no_folder(submitted, monkeypatch):
+    def refuse(*_):
+        raise RunError("no")
+
+    app, _ = submitted
+    monkeypatch.setattr(Deployment, "flwr", refuse)
+    with pytest.raises(RunError, match="no"):
+        submit(Deployment(app), None)
+    assert not any((app / "runs").iterdir())
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -253,7 +255,7 @@ def test_too_few_good_replies_end_the_run_with_a_reason(everybody, local_grid, t
     with pytest.raises(AggregationError, match=r"round 1: 0 usable client updates, at least 1 needed"):
         ours.start(local_grid(plain_app(), 4, change), arrays(), 2)
     assert ours.server.round == 0
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
     strict = FedAvg(model=Net, min_clients=4, **QUIET)
     with pytest.raises(AggregationError, match="3 usable client updates, at least 4 needed"):
         strict.start(local_grid(plain_app(), 4, breaking(BROKEN["nan"][0])), arrays(), 1)
@@ -651,6 +653,36 @@ def test_wrong_use_is_said_at_once(local_grid):
         OneEnsemble(model=Net).start(grid, arrays(), 2)
     with pytest.raises(RunError, match="give the strategy a `folder`"):
         resume(FedAvg(model=Net), grid, arrays(), 1)
+
+
+def test_the_line_of_the_readme_needs_no_more_than_the_package():
+    code = "import fedbe; assert fedbe.flower.FedBE.method_name == 'fedbe'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_folder_is_written_by_one_run_at_a_time(local_grid, tmp_path):
+    first, second = (FedAvg(model=Net, folder=tmp_path, **QUIET) for _ in range(2))
+    refused = []
+
+    def intrude(_, message):
+        for begin in (second.start, lambda *told: resume(second, *told)):
+            with pytest.raises(RunError, match="is being trained by another process"):
+                begin(local_grid(plain_app(), 4), arrays(), 1)
+            refused.append(begin)
+        return message
+
+    first.start(local_grid(plain_app(), 4, intrude), arrays(), 2)
+    assert len(refused) == 2 * 4 * 2
+    assert [line["round"] for line in lines_of(tmp_path)] == [1, 2]
+    resume(second, local_grid(plain_app(), 4), arrays(), 3)  # when the first has ended
+    assert [line["round"] for line in lines_of(tmp_path)] == [1, 2, 3]
+
+
+def test_clients_of_any_kind_of_id_can_have_an_alpha(tmp_path):
+    """Whole numbers and texts have no order among each other."""
+    alpha = {0: 1.0, "north": 2.0}
+    ours = FedBE(model=Net, folder=tmp_path, unlabeled=IMAGES, posterior="dirichlet", alpha=alpha, **QUIET)
+    assert ours.journal.load() is None
 
 
 def test_a_folder_belongs_to_one_run(local_grid, tmp_path):

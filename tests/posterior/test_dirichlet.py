@@ -63,10 +63,20 @@ def test_samples_stay_within_the_clients(fitted, rng):
         assert bool(((sample.params >= low - 1e-5) & (sample.params <= high + 1e-5)).all())
 
 
-@pytest.mark.parametrize("alpha", [0, -1.0, float("nan"), float("inf"), {"a": 1.0, "b": 0.0, "c": 1.0}])
-def test_alpha_must_be_positive(fitted, alpha):
-    with pytest.raises(SettingError, match="`alpha` must be > 0"):
+@pytest.mark.parametrize(
+    "alpha",
+    [0, -1.0, float("nan"), float("inf"), True, "x", {"a": 1.0, "b": 0.0, "c": 1.0}, {"a": 1, "b": "x", "c": 1}],
+)
+def test_alpha_must_be_a_positive_number(fitted, alpha):
+    with pytest.raises(SettingError, match="`alpha` must be a number > 0"):
         fitted(alpha)
+
+
+def test_whole_numbers_may_be_written_as_texts(update):
+    """As the keys of TOML are."""
+    clients = [update(i, torch.eye(3)[i]) for i in range(3)]
+    told = Dirichlet.fit(clients, alpha={"0": 1.0, "1": 2.0, 2: 3.0})
+    assert told.alpha.tolist() == [1.0, 2.0, 3.0]
 
 
 def test_alpha_must_name_every_client(fitted):

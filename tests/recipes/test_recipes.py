@@ -55,6 +55,17 @@ def test_what_is_dumped_is_the_same_recipe() -> None:
     assert "unlabeled" not in dump(recipe)["data"]
 
 
+def test_settings_that_only_a_measured_ensemble_uses_are_looked_at_too() -> None:
+    with pytest.raises(RecipeError, match="`samples` must be a whole number, got 'x'"):
+        load("cifar10-step", ["method=fedavg", "evaluation.ensemble=S", "settings.samples=x"])
+
+
+def test_a_split_that_is_no_table_is_named(tmp_path: Path) -> None:
+    (tmp_path / "odd.toml").write_text("split = 5\n")
+    with pytest.raises(RecipeError, match=r"cannot set 'split\.kind': 'split' is a value, not a table"):
+        load(tmp_path / "odd.toml", ["split.kind=iid"])
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -102,6 +102,23 @@ def test_what_was_found_is_not_sought_again(
     assert draw(before, "svg") == draw(after, "svg")
 
 
+def test_a_part_of_a_study_is_looked_at_and_all_that_was_found_is_drawn(
+    roll: tuple[Study, list[Place]], pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, places = roll
+    _, (whole,) = analysed(study, places, pool)
+    monkeypatch.setattr(confidence, "last_round", lambda *_: pytest.fail("nobody asked for it"))
+    part = [place for place in places if place.cell[0] == places[0].cell[0]]
+    assert len({p.folder for p in part}) < len({p.folder for p in places})
+    _, missing, (chart,) = analysis.analyse(study, places, pool, lambda: False, asked=part)
+    assert missing == {}
+    assert draw(chart, "svg") == draw(whole, "svg")
+    other = next(place for place in places if place not in part)
+    (other.folder / analysis.FILE).unlink()
+    _, missing, _ = analysis.analyse(study, places, pool, lambda: False, asked=part)
+    assert missing[other.cell] == "it has not been looked at yet"
+
+
 def test_an_analysis_can_be_stopped(roll: tuple[Study, list[Place]], pool: Pool) -> None:
     study, places = roll
     assert analysis.analyse(study, places, pool, lambda: True) == (False, {}, [])

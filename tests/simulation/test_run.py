@@ -202,8 +202,9 @@ def test_two_processes_must_not_train_one_run(tmp_path: Path, small: Recipe, poo
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(RunError, match="is being trained by another process"):
+        with pytest.raises(RunError, match="is being trained by another process"), run.or_nothing(folder):
             run.execute(folder, pool, silent)
+        assert (folder / "run.json").exists()  # the other one's, who has nothing to show yet
         other.communicate()
 
 

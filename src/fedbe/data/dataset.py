@@ -56,7 +56,7 @@ class Dataset:
         return Dataset(name or self.name, inputs, self.labels[index], self.classes, clients)
 
     def digest(self) -> str:
-        """SHA-256 over shape, type and bytes of inputs and labels: equal content, equal digest.
+        """SHA-256 over shape, type and bytes of inputs, labels and client ids: equal content, equal digest.
 
         >>> a = Dataset("a", torch.zeros(2, 3), torch.tensor([0, 1]), ("x", "y"))
         >>> b = Dataset("b", torch.zeros(2, 3), torch.tensor([1, 0]), ("x", "y"))
@@ -68,7 +68,7 @@ class Dataset:
     @cached_property
     def _digest(self) -> str:
         whole = hashlib.sha256()
-        for part in (self.inputs, self.labels):
+        for part in (self.inputs, self.labels, *(() if self.clients is None else (self.clients,))):
             whole.update(_describe(part).encode())
             whole.update(part.contiguous().numpy().data)
         return whole.hexdigest()

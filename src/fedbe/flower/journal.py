@@ -9,6 +9,8 @@ FOLDER/nodes.json                 only if there were too few nodes: how many are
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from flwr.app import MetricRecord
 
 import fedbe
 from fedbe.errors import RunError
-from fedbe.files import append_line, make_folder, write_json, write_whole
+from fedbe.files import append_line, locked, make_folder, write_json, write_whole
 from fedbe.servers.door import Server
 from fedbe.simulation import checkpoint
 from fedbe.simulation.round import RunState
@@ -32,13 +34,22 @@ class Journal:
         self.folder = None if folder is None else Path(folder)
         self._server = server
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While a run goes on, its folder is nobody else's."""
+        if self.folder is None:
+            yield
+            return
+        make_folder(self.folder)
+        with locked(self.folder):
+            yield
+
     def begin(self) -> None:
         """A new run must not mix with an old one. What one left that ended in its first round goes."""
         if self.folder is None:
             return
         if checkpoint.found(self.folder) or (self.folder / "model.safetensors").exists():
             raise RunError(f"{self.folder} holds another run: go on with fedbe.flower.resume, or choose another folder")
-        make_folder(self.folder)
         for name in ("rounds.jsonl", "report.json"):
             (self.folder / name).unlink(missing_ok=True)
 
@@ -46,7 +57,6 @@ class Journal:
         """The last finished round, if there is one; lines and metrics of later rounds are dropped."""
         if self.folder is None:
             raise RunError("there is nothing to resume from: give the strategy a `folder`")
-        make_folder(self.folder)
         state = checkpoint.latest(self.folder, _identity(self._server))
         done = 0 if state is None else state.round
         report = {kind: {n: m for n, m in found.items() if int(n) <= done} for kind, found in self._report().items()}
@@ -104,13 +114,18 @@ def _round(line: bytes) -> float:
         return float("inf")
 
 
+def _ordered(value: Any) -> Any:
+    """A setting as JSON; a mapping (alpha by client id, whole numbers and texts) in an order of its own."""
+    return sorted(map(repr, value.items())) if isinstance(value, Mapping) else value
+
+
 def _identity(server: Server) -> dict[str, str]:
     """What must be the same to go on."""
     layout = server.bench.layout
     shapes = [[(s.name, list(s.shape), str(s.dtype)) for s in part] for part in (layout.params, layout.buffers)]
     counters = [(name, list(shape), str(dtype)) for name, (shape, dtype) in layout.counters.items()]
     model = json.dumps([shapes, counters, layout.keys])
-    settings = json.dumps(server.method.settings(), sort_keys=True, default=str)
+    settings = json.dumps({name: _ordered(value) for name, value in sorted(server.method.settings().items())})
     return {
         "method": server.method.name,
         "settings": hashlib.sha256(settings.encode()).hexdigest()[:16],

@@ -26,12 +26,13 @@ def resume(
     settings depend on `num_rounds` (`distill_until` below 1, as in the variant tuned) another number is refused.
     """
     strategy.server.rounds = num_rounds
-    state = strategy.journal.load()
-    strategy.restore(state)
-    if state is None:
-        return strategy.play(grid, initial_arrays, num_rounds, evaluate_fn, **others)
-    arrays = to_record(strategy.server.bench.layout.unpack(state.model))
-    # With no round left this still evaluates and writes the model: a run may have been stopped just before.
-    found = strategy.play(grid, arrays, max(num_rounds - state.round, 0), evaluate_fn, **others)
-    found.arrays = found.arrays or arrays
-    return found
+    with strategy.journal.held():
+        state = strategy.journal.load()
+        strategy.restore(state)
+        if state is None:
+            return strategy.play(grid, initial_arrays, num_rounds, evaluate_fn, **others)
+        arrays = to_record(strategy.server.bench.layout.unpack(state.model))
+        # With no round left this still evaluates and writes the model: a run may have been stopped just before.
+        found = strategy.play(grid, arrays, max(num_rounds - state.round, 0), evaluate_fn, **others)
+        found.arrays = found.arrays or arrays
+        return found

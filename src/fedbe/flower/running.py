@@ -5,6 +5,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import safetensors
 import tomli_w
 
 from fedbe.errors import RunError, SettingError, nearest
+from fedbe.files import locked, make_folder
 from fedbe.flower.deployment import Deployment
 
 POLL_SECONDS = 2.0
@@ -35,16 +37,20 @@ def submit(
 ) -> tuple[int, Path]:
     """Start the app in the deployment's folder. A name that was used before is resumed."""
     runs = (deployment.folder / "runs").resolve()
-    folder = runs / (name or _next(runs))
     told = _told(settings)
     deployment.check_was_up()
-    overrides = _overrides(deployment.folder, told) | {"folder": str(folder)}
+    overrides = _overrides(deployment.folder, told)
     deployment.keep_out_of_bundle(say)
-    (folder / "nodes.json").unlink(missing_ok=True)  # of a run that ended while it waited
+    folder = _old(runs / name) if name else _new(runs)
     with tempfile.TemporaryDirectory() as place:  # a file, because Flower reads no quotes within quotes from words
         config = Path(place) / "run.toml"
-        config.write_bytes(tomli_w.dumps(overrides).encode())
-        answer = deployment.flwr("run", str(deployment.folder.resolve()), "--run-config", str(config))
+        config.write_bytes(tomli_w.dumps(overrides | {"folder": str(folder)}).encode())
+        try:
+            answer = deployment.flwr("run", str(deployment.folder.resolve()), "--run-config", str(config))
+        except RunError:
+            with suppress(OSError):
+                folder.rmdir()  # unless there is something in it
+            raise
     return int(answer["run-id"]), folder
 
 
@@ -120,8 +126,28 @@ def _nodes(folder: Path) -> tuple[int, int] | None:
     return found["online"], found["needed"]
 
 
-def _next(runs: Path) -> str:
-    return next(f"run-{i}" for i in range(1, 10_000) if not (runs / f"run-{i}").exists())
+def _old(folder: Path) -> Path:
+    """The folder of a run with a name, which nobody else may be training."""
+    if folder.exists():
+        with locked(folder):
+            (folder / "nodes.json").unlink(missing_ok=True)  # of a run that ended while it waited
+    return folder
+
+
+def _new(runs: Path) -> Path:
+    """The next free folder, made at once: the run's server would make it much later, and others may ask meanwhile."""
+    make_folder(runs)
+    number = 1
+    while True:
+        folder = runs / f"run-{number}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise RunError(f"cannot create {folder}: {error.strerror}") from error
+        else:
+            return folder
 
 
 def _told(settings: Sequence[str]) -> dict[str, str]:

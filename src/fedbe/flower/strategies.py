@@ -83,10 +83,11 @@ class CatalogueStrategy(FlowerFedAvg):
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """Flower's `start`, from the first round."""
-        self.journal.begin()
-        self.restore(None)
         others = {"timeout": timeout, "train_config": train_config, "evaluate_config": evaluate_config}
-        return self.play(grid, initial_arrays, num_rounds, evaluate_fn, **others)
+        with self.journal.held():
+            self.journal.begin()
+            self.restore(None)
+            return self.play(grid, initial_arrays, num_rounds, evaluate_fn, **others)
 
     def play(
         self, grid: Grid, arrays: ArrayRecord, num_rounds: int, evaluate_fn: Evaluate | None, **others: Any

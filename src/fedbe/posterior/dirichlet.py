@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ class Dirichlet:
 
     @classmethod
     def fit(cls, updates: Sequence[Update], *, alpha: float | Mapping[ClientId, float] = 1.0) -> "Dirichlet":
-        """`alpha`: one number for all clients, or one for each client id."""
+        """`alpha`: one number for all clients, or one for each client id (7 or "7": TOML has no other keys)."""
         return cls(tuple(updates), _alphas(updates, alpha))
 
     @property
@@ -52,10 +53,10 @@ class Dirichlet:
 
 def _alphas(updates: Sequence[Update], alpha: float | Mapping[ClientId, float]) -> np.ndarray:
     if isinstance(alpha, Mapping):
-        missing = [u.client for u in updates if u.client not in alpha]
-        if missing:
+        keys = [u.client if u.client in alpha else str(u.client) for u in updates]
+        if missing := [u.client for u, key in zip(updates, keys, strict=True) if key not in alpha]:
             raise SettingError(f"`alpha` must name every client, got none for {missing[0]!r}")
-        values = [alpha[u.client] for u in updates]
+        values = [alpha[key] for key in keys]
     else:
         values = [alpha] * len(updates)
     for value in values:
@@ -64,5 +65,6 @@ def _alphas(updates: Sequence[Update], alpha: float | Mapping[ClientId, float]) 
 
 
 def check_alpha(alpha: float) -> None:
-    if not 0 < alpha <= MOST_ALPHA:
-        raise SettingError(f"`alpha` must be > 0 and at most {MOST_ALPHA:g}, got {alpha}")
+    number = isinstance(alpha, Real) and not isinstance(alpha, bool)
+    if not number or not 0 < alpha <= MOST_ALPHA:
+        raise SettingError(f"`alpha` must be a number > 0 and at most {MOST_ALPHA:g}, got {alpha!r}")

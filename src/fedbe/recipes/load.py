@@ -52,7 +52,7 @@ def _changed(values: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any
     result = _copy(values)
     told = [_parsed(change) for change in changes]
     split = result.get("split", {})
-    if any(key == "split.kind" and text != split.get("kind") for key, text in told):
+    if isinstance(split, dict) and any(key == "split.kind" and text != split.get("kind") for key, text in told):
         result["split"] = {k: v for k, v in split.items() if k == "clients"}  # the rest is of the other kind
     for key, text in told:
         table, parts = result, key.split(".")

@@ -142,10 +142,11 @@ class Recipe(Section):
         return self
 
     def _check_methods(self) -> None:
-        known = {name for m in methods.CATALOGUE.values() for name in m.settings()}
-        for name in self.settings:
+        known = {name: default for m in methods.CATALOGUE.values() for name, default in m.settings().items()}
+        for name, value in self.settings.items():
             if name not in known:
                 raise SettingError(f"no method has a setting '{name}': {nearest(name, sorted(known))}")
+            methods.check_kind(name, known[name], value)  # also where only `evaluation.ensemble` uses it
         for name in {self.method, *self.method_settings}:
             self.method_for(name)
         if self.evaluation.ensemble:

@@ -71,22 +71,27 @@ ANALYSES: Mapping[str, Analysis] = {
 
 
 def analyse(
-    study: Study, places: Sequence[Place], pool: Pool | None, should_stop: Callable[[], bool]
+    study: Study,
+    places: Sequence[Place],
+    pool: Pool | None,
+    should_stop: Callable[[], bool],
+    asked: Sequence[Place] | None = None,
 ) -> tuple[bool, dict[tuple[str, ...], str], list[Chart]]:
     """(all done, reasons why cells have no number, the study's picture): over the finished runs, each once.
 
-    Without a pool only what was found before is shown.
+    Without a pool, and of places that are not `asked` for (default: all are), only what was found before is shown.
     """
     if study.analysis not in ANALYSES:
         raise SettingError(f"unknown analysis '{study.analysis}': {nearest(study.analysis, ANALYSES)}")
     chosen = ANALYSES[study.analysis]
     missing: dict[tuple[str, ...], str] = {}
     seen: dict[Path, tuple[Trial, Found] | str] = {}
+    now = {place.folder for place in (places if asked is None else asked)}
     for place in places:
         if place.folder not in seen:
             if pool is not None and should_stop():
                 return False, missing, []
-            seen[place.folder] = _look(place.folder, chosen, pool)
+            seen[place.folder] = _look(place.folder, chosen, pool if place.folder in now else None)
         here = seen[place.folder]
         reason = here if isinstance(here, str) else look_up({"analysis": here[1]}, study.metric_for(place.cell))
         if isinstance(reason, str):

@@ -10,7 +10,6 @@
 `create` makes the folder and `execute` trains until it is done: the same call starts, resumes and ends a run.
 """
 
-import fcntl
 import hashlib
 import json
 import platform
@@ -19,7 +18,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -34,7 +33,7 @@ from fedbe import data, plugins
 from fedbe.data import Task
 from fedbe.ensemble import Member
 from fedbe.errors import FedBEError, RunError
-from fedbe.files import append_line, make_folder, write_json, write_whole
+from fedbe.files import append_line, locked, make_folder, write_json, write_whole
 from fedbe.recipes import Recipe
 from fedbe.recipes.load import dump
 from fedbe.recipes.load import load as load_recipe
@@ -111,7 +110,8 @@ def or_nothing(folder: Path) -> Iterator[None]:
         yield
     except FedBEError:
         if not any(path.suffix == ".safetensors" or path.name == "rounds.jsonl" for path in folder.rglob("*")):
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(RunError), locked(folder):  # or another process is in its first round there
+                shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
@@ -188,7 +188,7 @@ def execute(
     removes it.
     """
     info, recipe = read_info(folder), read_recipe(folder)
-    with _locked(folder):
+    with locked(folder):
         federation = prepare(recipe, info.seed, task)
         sim = simulation(recipe, info, federation, pool)
         identity = _identity(recipe, info, federation)
@@ -267,21 +267,6 @@ def _finish(folder: Path, sim: Simulation, state: RunState, info: RunInfo) -> No
     final = read_rounds(folder)[-1]
     done = {**vars(info), "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "final": final["test"]}
     write_json(folder / "run.json", done)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Two processes must not train one run."""
-    try:
-        file = (folder / ".lock").open("w")
-    except OSError as error:
-        raise RunError(f"cannot write in {folder}: {error.strerror}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RunError(f"{folder} is being trained by another process") from None
-        yield
 
 
 def _identity(recipe: Recipe, info: RunInfo, federation: Federation) -> dict[str, str]:
