@@ -89,6 +89,8 @@ def test_a_module_that_cannot_be_copied():
 def test_not_a_module():
     with pytest.raises(ModelError, match=r"`model` must be a torch.nn.Module, got dict"):
         Workbench({})
+    with pytest.raises(SettingError, match=r"`plan` must be a fedbe\.Plan, got 'bfloat16'"):
+        Workbench(nn.Linear(2, 2), "bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ class Workbench:
     def __init__(self, module: nn.Module, plan: Plan | None = None) -> None:
         if not isinstance(module, nn.Module):
             raise ModelError(f"`model` must be a torch.nn.Module, got {type(module).__name__}")
+        if not isinstance(plan, Plan | None):
+            raise SettingError(f"`plan` must be a fedbe.Plan, got {plan!r}")
         self.plan = plan or Plan()
         self.layout = Layout(module)
         self.module = _copy_of(module).to(self.layout.dtype)
