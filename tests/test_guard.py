@@ -238,7 +238,23 @@ class TestIntegers:
         assert server.aggregate(module.state_dict(), given)["steps"] == 5
         (aside,) = server.info.set_aside
         assert aside.client == 2
-        assert aside.reason == "its 'steps' changed by 9.22e+18 where 5 is usual (limit 10000 times that)"
+        assert aside.reason == "its 'steps' grew by 9.22e+18 where 5 is usual (limit 10000 times that)"
+
+    @pytest.mark.parametrize("ratio", [2.0, 1e200])
+    @pytest.mark.parametrize(
+        ("before", "steps"),
+        [
+            (100, (100, 100, 99)),  # counted from 0 in each round
+            (0, (0, 0, 3)),  # of rare events
+            (0, (5, 5, 400)),  # one client has much data
+            (10**6, (10**6 + 7, 10**6 + 7, 10)),  # one counts anew
+        ],
+    )
+    def test_honest_counters_differ(self, module, before, steps, ratio):
+        start = {**module.state_dict(), "steps": torch.tensor(before)}
+        server = FedAvg(module, max_norm_ratio=ratio)
+        server.aggregate(start, [self._sent(module, client, n) for client, n in enumerate(steps)])
+        assert not server.info.set_aside
 
     def test_clients_may_freeze_batch_norm(self, network, nearby):
         """Its counter then moves with a minority."""

@@ -52,9 +52,16 @@ def locked(folder: Path) -> Iterator[None]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RunError(f"{folder} is being trained by another process") from None
-        yield
+        except BlockingIOError:
+            raise RunError(
+                f"{folder} is being trained by another process; if that was just stopped, try again in a minute"
+            ) from None
+        except OSError as error:
+            raise RunError(f"cannot lock {folder} ({error.strerror}): choose one on another disk") from error
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a child that was forked meanwhile has it open
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -18,6 +18,7 @@ from fedbe.states import Layout, ModelState
 from fedbe.updates import ClientId, ClientUpdate, Update
 
 MOST_EXAMPLES = 1e15
+MOST_STEPS = 1e4  # times the usual: steps, unlike lengths, differ as much as the clients' data do
 
 
 @dataclass(frozen=True)
@@ -185,11 +186,10 @@ def _numbered(anonymous: list[Update]) -> list[Update]:
 def _without_rebuilt(updates: list[Update], previous: ModelState) -> tuple[list[Update], list[SetAside]]:
     """Those who left the model's structure as it is.
 
-    An integer buffer is a counter, which grows while a client trains, or structure, such as the positions that an
-    embedding is asked for: a strange one would end whoever uses the model, and nothing in it can be averaged. What half
-    or more of those who trained left alone is structure. BatchNorm's counter is none, whoever froze it.
+    An array of integers that half or more of those who trained left alone is structure, such as the positions that an
+    embedding is asked for: a strange one would end whoever uses the model. A single integer is a counter.
     """
-    structure = [name for name in previous.counters if name.rsplit(".", 1)[-1] != "num_batches_tracked"]
+    structure = [name for name, last in previous.counters.items() if last.ndim]
     if not structure:
         return updates, []
     trained = [u for u in updates if not torch.equal(u.state.params, previous.params)] or updates
@@ -225,9 +225,8 @@ def _without_wild(
         floors[part] = 1e-3 * float(last.norm())
         compare(f"its {part} changed by", changes[part], floors[part])
     for name, before in previous.counters.items():
-        # Steps, unlike lengths, differ as much as the clients' data do, so the limit is the ratio squared.
-        grown = [float((u.state.counters[name].double() - before.double()).norm()) for u in updates]
-        compare(f"its '{name}' changed by", grown, 1.0, limit=ratio**2)
+        grown = [float((u.state.counters[name].double() - before.double()).clamp(min=0).norm()) for u in updates]
+        compare(f"its '{name}' grew by", grown, 1.0, limit=max(ratio, MOST_STEPS))
     for name in updates[0].extras:
         # SCAFFOLD: c_i⁺ − c_i + c = (x − y_i)/(K η), the client's way in another unit, also for one that is new among
         # clients that have settled. So the limits of the parameters hold for it, in that unit.

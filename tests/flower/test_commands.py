@@ -403,13 +403,14 @@ def test_a_run_that_goes_on_is_not_submitted_again(submitted):
     assert read
 
 
-def test_a_run_that_flower_refuses_leaves_no_folder(submitted, monkeypatch):
+@pytest.mark.parametrize("problem", [RunError("no"), KeyboardInterrupt()])
+def test_a_run_that_flower_refuses_leaves_no_folder(submitted, monkeypatch, problem):
     def refuse(*_):
-        raise RunError("no")
+        raise problem
 
     app, _ = submitted
     monkeypatch.setattr(Deployment, "flwr", refuse)
-    with pytest.raises(RunError, match="no"):
+    with pytest.raises(type(problem)):
         submit(Deployment(app), None)
     assert not any((app / "runs").iterdir())
 

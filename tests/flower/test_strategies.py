@@ -681,7 +681,8 @@ def test_a_folder_is_written_by_one_run_at_a_time(local_grid, tmp_path):
 def test_clients_of_any_kind_of_id_can_have_an_alpha(tmp_path):
     """Whole numbers and texts have no order among each other."""
     alpha = {0: 1.0, "north": 2.0}
-    ours = FedBE(model=Net, folder=tmp_path, unlabeled=IMAGES, posterior="dirichlet", alpha=alpha, **QUIET)
+    told = {"alpha": alpha, "samples": np.int64(3), "sharpening": np.float32(2)}
+    ours = FedBE(model=Net, folder=tmp_path, unlabeled=IMAGES, posterior="dirichlet", **told, **QUIET)
     assert ours.journal.load() is None
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from fedbe.cli import app
 from fedbe.errors import DataError
 from fedbe.report.figures import draw
 from fedbe.reproduce import analysis, confidence, features, play, table
@@ -103,7 +105,7 @@ def test_what_was_found_is_not_sought_again(
 
 
 def test_a_part_of_a_study_is_looked_at_and_all_that_was_found_is_drawn(
-    roll: tuple[Study, list[Place]], pool: Pool, monkeypatch: pytest.MonkeyPatch
+    roll: tuple[Study, list[Place]], pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study, places = roll
     _, (whole,) = analysed(study, places, pool)
@@ -113,6 +115,11 @@ def test_a_part_of_a_study_is_looked_at_and_all_that_was_found_is_drawn(
     _, missing, (chart,) = analysis.analyse(study, places, pool, lambda: False, asked=part)
     assert missing == {}
     assert draw(chart, "svg") == draw(whole, "svg")
+    (tmp_path / "reproduce-fig-confidence-smoke").symlink_to(places[0].folder.parents[1])
+    asked = ["reproduce", "fig-confidence", "--scale", "smoke", "--seeds", "1", "--precision", "float32", "--quiet"]
+    told = CliRunner().invoke(app, [*asked, "--only", places[0].cell[0], "--runs", str(tmp_path)])
+    assert told.exit_code == 0, told.output
+    assert next(tmp_path.glob("*/confidence.svg")).read_bytes() == draw(whole, "svg")
     other = next(place for place in places if place not in part)
     (other.folder / analysis.FILE).unlink()
     _, missing, _ = analysis.analyse(study, places, pool, lambda: False, asked=part)

@@ -125,7 +125,8 @@ def _identity(server: Server) -> dict[str, str]:
     shapes = [[(s.name, list(s.shape), str(s.dtype)) for s in part] for part in (layout.params, layout.buffers)]
     counters = [(name, list(shape), str(dtype)) for name, (shape, dtype) in layout.counters.items()]
     model = json.dumps([shapes, counters, layout.keys])
-    settings = json.dumps({name: _ordered(value) for name, value in sorted(server.method.settings().items())})
+    ordered = {name: _ordered(value) for name, value in sorted(server.method.settings().items())}
+    settings = json.dumps(ordered, default=str)
     return {
         "method": server.method.name,
         "settings": hashlib.sha256(settings.encode()).hexdigest()[:16],

@@ -47,7 +47,7 @@ def submit(
         config.write_bytes(tomli_w.dumps(overrides | {"folder": str(folder)}).encode())
         try:
             answer = deployment.flwr("run", str(deployment.folder.resolve()), "--run-config", str(config))
-        except RunError:
+        except BaseException:  # Ctrl-C, too
             with suppress(OSError):
                 folder.rmdir()  # unless there is something in it
             raise

@@ -204,8 +204,9 @@ def server(name: str, model: nn.Module, **arguments: Any) -> Server:
 def _ask(bench: Workbench, inputs: Inputs) -> None:
     """Does the model answer for the first inputs?"""
     bench.module.eval()
+    few = inputs.batch(torch.arange(min(2, len(inputs))))
     try:
-        bench.logits(inputs.batch(torch.arange(min(2, len(inputs)))))
+        bench.logits(few)
     except FedBEError:
         raise
     except Exception as error:
