@@ -400,6 +400,17 @@ def test_what_the_server_remembers_stays_finite(module, replies):
     assert torch.equal(server.memory["control"], before)
 
 
+def test_reasons_cannot_move_a_terminal_s_cursor(module, replies):
+    """The name of a tensor is a stranger's word, too."""
+    given = replies(module)
+    given[0] = _state(given[0], **{"\x1b[2Jhello": torch.zeros(1)})
+    server = FedAvg(module)
+    server.aggregate(module.state_dict(), given)
+    (aside,) = server.info.set_aside
+    assert "'?[2Jhello'" in aside.reason
+    assert aside.reason.isprintable()
+
+
 def test_the_global_state_must_fit():
     module = nn.Linear(2, 2)
     with pytest.raises(StateError, match="`global_state` does not fit the model: it lacks 'weight'"):

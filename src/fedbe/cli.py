@@ -286,7 +286,7 @@ def _show_comparison(folder: Path) -> None:
         table.add_row(*several.cells_of(row), style="bold" if row.method == best else "")
     out.print(table)
     out.print(several.sentence(rows))
-    page = report.write_page(report.build(report.read_studies([folder])), folder / "report.html")
+    page = report.write_page(report.build(report.read_studies([folder]), own=True), folder / "report.html")
     out.print(f"report: {page}")
 
 
@@ -295,7 +295,8 @@ def main(interrupt: "signal._HANDLER | None" = None) -> None:
 
     `interrupt` is put back as the answer to Ctrl-C, unless the command trains: that says itself when it listens.
     """
-    debug = "--debug" in sys.argv
+    if debug := "--debug" in sys.argv:
+        sys.argv.remove("--debug")  # it may stand anywhere
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if interrupt is not None and command not in TRAINING:
         signal.signal(signal.SIGINT, interrupt)

@@ -56,9 +56,10 @@ def reproduce(
 
     study = load_study(name).with_changes(changes or ())
     root = runs / f"reproduce-{name}-{chosen}"
-    everywhere = list(play.places(study, chosen, seeds or study.limits(chosen).seeds, root))
+    asked = seeds or study.limits(chosen).seeds
+    everywhere = list(play.places(study, chosen, max(asked, play.seeds_there(root)), root))
     wanted = study.wanted(only or (), chosen)
-    todo = [place for place in everywhere if place.cell in wanted and train]
+    todo = [place for place in everywhere if place.cell in wanted and place.seed < asked and train]
     beside = [place for place in everywhere if (place.folder / "run.json").exists()]
     play.check([*todo, *beside], resolve_precision(precision))  # the table shows all that is there, wanted now or not
     if not train and not root.is_dir():

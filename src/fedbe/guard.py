@@ -39,6 +39,15 @@ class Limits:
             raise SettingError(f"`max_norm_ratio` must be a number > 1, got {self.max_norm_ratio!r}")
 
 
+def printable(text: str) -> str:
+    """What a client says, without what could move a terminal's cursor.
+
+    >>> printable("\x1b[2Jdone")
+    '?[2Jdone'
+    """
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def check_count(name: str, value: object) -> None:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise SettingError(f"`{name}` must be a whole number >= 1, got {value!r}")
@@ -46,10 +55,13 @@ def check_count(name: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class SetAside:
-    """A client whose update was not used, and why."""
+    """A client whose update was not used, and why, in characters that a terminal only shows."""
 
     client: ClientId | None
     reason: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", printable(self.reason))
 
 
 @dataclass(frozen=True, eq=False)

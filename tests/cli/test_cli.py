@@ -267,8 +267,9 @@ def test_ctrl_c_while_it_starts_ends_it_quietly(tmp_path: Path, seconds: float) 
     assert not folder.exists() or run.read_info(folder).finished is None
 
 
-def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["fedbe", "--debug", "run", "nosuch"])
+@pytest.mark.parametrize("words", [["--debug", "run", "nosuch"], ["run", "nosuch", "--debug"]])
+def test_debug_shows_the_traceback(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedbe", *words])
     with pytest.raises(RecipeError, match="no recipe 'nosuch'"):
         cli.main()
 

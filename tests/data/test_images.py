@@ -32,3 +32,8 @@ def test_a_broken_part_of_a_file_is_one_sentence(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(DataError, match="is not an image that can be read"):
         read_images([path], (1, 8, 8))
+
+
+def test_image_files_have_one_or_three_channels():
+    with pytest.raises(DataError, match="takes images of 4 channels, image files have 1 or 3"):
+        read_images([], (4, 8, 8))

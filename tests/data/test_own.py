@@ -31,6 +31,16 @@ def test_folder_of_class_folders(tmp_path):
     assert load(tmp_path, seed=1).train.digest() != task.train.digest()
 
 
+def test_a_folder_without_images_is_no_class(tmp_path):
+    save_images(tmp_path / "cats", 5)
+    save_images(tmp_path / "dogs", 5)
+    save_images(tmp_path / ".ipynb_checkpoints", 2)  # copies, of what somebody looked at
+    assert load(tmp_path).train.classes == ("cats", "dogs")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty holds no image, so it is no class: remove it"):
+        load(tmp_path)
+
+
 def test_folder_with_train_and_test_and_grey_images(tmp_path):
     for part, count in (("train", 4), ("test", 2)):
         for name in ("x", "y"):

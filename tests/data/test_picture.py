@@ -50,6 +50,13 @@ def test_png_bubbles_have_areas_in_proportion(tmp_path):
     assert areas[0] / areas[1] == pytest.approx(4, rel=0.1)
 
 
+def test_a_class_may_be_called_like_a_formula(tmp_path):
+    """The first would lose its signs, the second end the command."""
+    to_png(COUNTS, ("$0-$50", "$100^$200", "cat"), "from $1 to $2", tmp_path / "prices.png")
+    to_png(COUNTS, ("0-50", "100^200", "cat"), "from 1 to 2", tmp_path / "plain.png")
+    assert (tmp_path / "prices.png").read_bytes() != (tmp_path / "plain.png").read_bytes()
+
+
 def test_png_is_replaced_whole(tmp_path):
     path = tmp_path / "split.png"
     path.write_bytes(b"old")

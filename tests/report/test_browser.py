@@ -194,6 +194,11 @@ def test_watch_brings_new_rounds_into_the_page(visit: Any, make_run: Any) -> Non
         assert seen.page.locator(".accuracy details").get_attribute("open") is not None  # what was open stays open
         assert seen.problems == []
         assert all(url.startswith(home) for url in seen.requests)
+        folder.rename(folder.with_name("away"))  # as a run that fails in its first round goes
+        seen.page.get_by_text("the run cannot be read just now").wait_for(timeout=15_000)
+        assert seen.page.locator(".accuracy .label").text_content() == "FedBE 60.0"
+        folder.with_name("away").rename(folder)
+        seen.page.get_by_text("following the run").wait_for(timeout=15_000)
     finally:
         server.shutdown()
         thread.join()

@@ -130,6 +130,68 @@ def test_a_half_finished_comparison_pairs_only_what_is_there(comparison: Path) -
     assert "not every seed has come equally far" in accuracy.note
 
 
+def test_only_seeds_that_all_methods_have_say_who_is_best(make_run) -> None:
+    """FedAvg has 80 and 40 %, FedBE only the first seed, with 70 %: behind on it, though 70 is above the mean of 60."""
+    uneven = [make_run(f"a{seed}", "fedavg", [0.1, 0.2, end], seed) for seed, end in enumerate((0.8, 0.4))]
+    section = section_of(*uneven, make_run("b0", "fedbe", [0.1, 0.2, 0.7]))
+    assert section.finding == "FedAvg ends highest on seed 0, at 80.0 %"
+    assert section.deck == "The methods do not all have the same seeds: only what all have is compared."
+    assert section.results.bold == (0,)
+    assert section.charts[0].title == "FedAvg ends highest, at 80.0 % after 3 rounds"
+
+
+def test_without_a_seed_that_all_have_nobody_is_best(make_run) -> None:
+    section = section_of(make_run("a", "fedavg", [0.1, 0.2, 0.8], 0), make_run("b", "fedbe", [0.1, 0.2, 0.7], 1))
+    assert section.finding == "No seed was run with all methods"
+    assert section.results.bold == ()
+    assert [section.charts[i].title for i in (0, 2)] == ["Test accuracy by round", "Calibration error by round"]
+
+
+def test_who_is_ahead_is_said_of_a_round_that_all_have(make_run) -> None:
+    """FedBE has played one round of three and is ahead in it; FedAvg has ended higher."""
+    section = section_of(make_run("a", "fedavg", [0.3, 0.5, 0.6]), make_run("b", "fedbe", [0.4]))
+    assert section.charts[0].title == "FedBE is highest, at 40.0 % after 1 round"
+
+
+def test_recipes_of_other_names_that_say_the_same_are_one_study(make_run, recipe) -> None:
+    other = recipe.model_copy(update={"name": "mine", "summary": "words"})
+    runs = make_run("a", "fedavg", [0.1, 0.2, 0.5]), make_run("b", "fedbe", [0.1, 0.2, 0.6], recipe=other)
+    assert section_of(*runs).finding == "FedBE is 10.0 points above FedAvg"
+
+
+def test_a_shipped_recipe_that_was_changed_says_how(make_run) -> None:
+    from fedbe.recipes import load
+
+    about = section_of(make_run("a", "fedavg", [0.1, 0.2, 0.5])).about
+    assert about[0] == "Recipe digits with split.clients=4."
+    plain = load("digits")
+    as_shipped = section_of(make_run("b", "fedavg", [0.5] * plain.training.rounds, recipe=plain)).about
+    assert as_shipped[0] == f"Recipe digits: {plain.summary}."
+
+
+def test_looking_at_a_run_calls_no_function_that_it_names(make_run, recipe, tmp_path, monkeypatch) -> None:
+    lines = ("import pathlib", "def go():", "    pathlib.Path('called').touch()", "    raise SystemExit")
+    (tmp_path / "helper.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    mine = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": "helper:go"})})
+    section = section_of(make_run("mine", "fedavg", [0.1, 0.2, 0.5], recipe=mine))
+    assert not (tmp_path / "called").exists()
+    assert any("`fedbe data show helper:go` does" in sentence for sentence in section.missing)
+    with pytest.raises(SystemExit):
+        build(read_studies([tmp_path / "mine"]), own=True)
+
+
+def test_without_a_vote_the_caption_names_none(make_run) -> None:
+    folders = make_run("a", "fedavg", [0.4]), make_run("b", "fedbe", [0.4])
+    for folder in folders:
+        line = json.loads((folder / "rounds.jsonl").read_text())
+        del line["test_ensemble"]
+        (folder / "rounds.jsonl").write_text(json.dumps(line) + "\n")
+    chart = charts_of(*folders)["teachers"]
+    assert chart.shown.startswith("Test accuracy by round of the average of the clients' weights")
+    assert chart.note == "Not shown: FedAvg, of which only what a round ends with was measured."
+
+
 def test_a_run_without_a_round_says_what_is_missing(make_run) -> None:
     section = section_of(make_run("new", "fedavg", []))
     assert [c.id for c in section.charts] == ["split"]

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from fedbe.cli import app
 from fedbe.errors import DataError
 from fedbe.report.figures import draw
+from fedbe.report.trials import read_trial
 from fedbe.reproduce import analysis, confidence, features, play, table
 from fedbe.reproduce.play import Place
 from fedbe.reproduce.study import Study, load_study
@@ -159,6 +160,17 @@ def test_the_picture_has_a_point_for_each_image(seen: tuple[Study, list[Place]],
     assert set(found["foreign"]["classes"]) <= {"1", "3", "6"}
     assert 0 < found["own"]["purity"] <= 1
     assert found["own"]["accuracy"] == run.read_rounds(places[0].folder)[-1]["test"]["accuracy"]
+
+
+def test_data_that_no_foreign_images_go_with_are_drawn_alone(
+    seen: tuple[Study, list[Place]], pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, places = seen
+    monkeypatch.setattr(features, "FOREIGN", {})
+    trial = read_trial(places[0].folder)
+    found = features.measure(trial, pool)
+    assert found["foreign"] == "no images go with digits"
+    assert len(features.chart([(trial, found)]).panels) == 1
 
 
 def test_missing_foreign_images_are_said_and_sought_again(

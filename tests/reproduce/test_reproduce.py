@@ -140,6 +140,9 @@ def test_no_train_draws_what_is_there_and_checks_that_it_is_the_study_s(tmp_path
     assert "| step | 1-ensemble | – |" in told.stdout
     assert re.search(r"\| step \| fedavg \| \d+\.\d \(n=1\) \|", told.stdout)
     assert sorted(tmp_path.rglob("run.json")) == folders
+    assert reproduce(*only, "--seeds", "2", "--quiet").exit_code == 0
+    told = reproduce("--no-train")  # whose default is one seed: none that is there is dropped
+    assert re.search(r"\| step \| fedavg \| \d+\.\d ± \d+\.\d \(n=2\) \|", told.stdout)
     other = reproduce("--no-train", "--set", "training.epochs=3")
     assert isinstance(other.exception, RunError)
     assert "was run with other settings" in str(other.exception)

@@ -35,11 +35,15 @@ def from_folder(place: Path) -> Dataset | Task:
     """
     if (place / "train").is_dir() and (place / "test").is_dir():
         return Task(_class_folders(place / "train", place.name), _class_folders(place / "test", place.name))
-    return _class_folders(place, place.name)
+    found = _class_folders(place, place.name)
+    if unseen := set(range(len(found.classes))) - set(found.labels.tolist()):
+        raise DataError(f"{place / found.classes[min(unseen)]} holds no image, so it is no class: remove it")
+    return found
 
 
 def _class_folders(place: Path, name: str) -> Dataset:
-    folders = sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
+    inside = sorted(place.iterdir()) if place.is_dir() else []
+    folders = [path for path in inside if path.is_dir() and not path.name.startswith(".")]  # no .ipynb_checkpoints
     files = [(path, label) for label, folder in enumerate(folders) for path in _images(folder)]
     if not files:
         raise DataError(f"{place} must hold one folder of images for each class, but no such image is there")

@@ -53,6 +53,11 @@ def _short(name: str) -> str:
     return name.split(",")[0][:14]
 
 
+def _plain(text: str) -> str:
+    """No formula, whatever a class is called."""
+    return text.replace("$", r"\$")
+
+
 def to_png(counts: Tensor, classes: tuple[str, ...], title: str, path: Path) -> None:
     """Write the split, int64 [clients, classes], as a PNG with a legend of sizes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import, and only pictures need it
@@ -67,7 +72,7 @@ def to_png(counts: Tensor, classes: tuple[str, ...], title: str, path: Path) -> 
     axes = figure.add_subplot()
     _draw(axes, counts, 0.88 * 72 * cell, font)
     _label(axes, counts, classes, min(font, 60 * cell))
-    figure.suptitle(title, x=0.03, ha="left", fontsize=1.3 * font, fontweight="bold", color=INK)
+    figure.suptitle(_plain(title), x=0.03, ha="left", fontsize=1.3 * font, fontweight="bold", color=INK)
     memory = BytesIO()
     FigureCanvasAgg(figure).print_png(memory)  # type: ignore[no-untyped-call]
     write_whole(path, memory.getvalue(), DataError)
@@ -114,7 +119,7 @@ def _label(axes: "Axes", counts: Tensor, classes: tuple[str, ...], font: float) 
     """Classes above, clients at the left with the first at the top, how many images each has at the right."""
     clients, labels = counts.shape
     ink = {"labelsize": font, "labelcolor": INK, "length": 0}
-    axes.set_xticks(range(labels), [_short(name) for name in classes])
+    axes.set_xticks(range(labels), [_plain(_short(name)) for name in classes])
     axes.tick_params("x", top=True, labeltop=True, bottom=False, labelbottom=False, labelrotation=90, **ink)
     axes.set_yticks(range(clients))
     axes.tick_params("y", **ink)

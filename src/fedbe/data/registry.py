@@ -22,6 +22,12 @@ def known() -> tuple[str, ...]:
     return tuple(CATALOGUE)
 
 
+def is_function(source: str) -> bool:
+    """Whether `load` would call a function of the user's."""
+    known_kind = source.partition(":")[0] in {"folder", "npz", *CATALOGUE}
+    return bool(FUNCTION.fullmatch(source)) and not known_kind and not Path(source).exists()
+
+
 def load(source: Any, *, root: Path | None = None, seed: int = 0) -> Task:
     """Training and test data from `source`.
 
@@ -56,7 +62,7 @@ def _from_text(source: str | PathLike[str], root: Path | None, seed: int) -> Dat
         return _from_path(kind, Path(rest))
     if Path(text).exists():
         return _from_path(_kind_of(Path(text)), Path(text))
-    if FUNCTION.fullmatch(text):
+    if is_function(text):
         return own.from_object(own.from_function(text))
     raise DataError(f"'{text}' is neither a known data set nor a path that exists: {nearest(text, CATALOGUE)}")
 

@@ -25,7 +25,7 @@ from fedbe.flower.arrays import expected, read, split, to_record
 from fedbe.flower.journal import Journal
 from fedbe.flower.nodes import Nodes, sender
 from fedbe.flower.replies import Replies, check_worked, comparable, weight_of
-from fedbe.guard import SetAside, checked_examples
+from fedbe.guard import SetAside, checked_examples, printable
 from fedbe.seeds import generator
 from fedbe.servers.door import RoundInfo, server
 from fedbe.simulation.round import RunState
@@ -195,7 +195,7 @@ class CatalogueStrategy(FlowerFedAvg):
                 check_worked(message)
                 checked_examples(weight_of(message.content, self.weighted_by_key))
             except StateError as error:
-                log(WARNING, "evaluation of client %s is left out: %s", client, error)
+                log(WARNING, "evaluation of client %s is left out: %s", client, printable(str(error)))
             else:
                 good.append((client, message.content))
         metrics = self._metrics(good, self.evaluate_metrics_aggr_fn)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import mean
 
-from fedbe.report.spec import Chart, Dot, Panel, Series, Table
+from fedbe.report.spec import Chart, Dot, Panel, Point, Series, Table
 from fedbe.report.trials import Study, Trial, over_seeds, seeds_of
 from fedbe.simulation.round import Record
 
@@ -23,13 +23,15 @@ def percent(part: str, measure: str) -> Callable[[Record], float | None]:
 
 def accuracy(study: Study) -> Chart | None:
     """Test accuracy by round, a line for each method."""
-    series = _by_method(study, percent("test", "accuracy"))
+    value = percent("test", "accuracy")
+    series = _by_method(study, value)
     if not series:
         return None
-    top = max(series, key=lambda s: s.points[-1].y)
-    last, alone = top.points[-1], len(series) == 1
-    verb = "is" if study.unfinished else "ends"
-    title = f"{top.label} {verb} {'at' if alone else 'highest, at'} {last.y:.1f} % after {_rounds(int(last.x))}"
+    verb, title = "is" if study.unfinished else "ends", "Test accuracy by round"
+    if ends := _ends(study, value):
+        top, end = max(ends.items(), key=lambda pair: pair[1].y)
+        how = "at" if len(series) == 1 else "highest, at"
+        title = f"{top} {verb} {how} {end.y:.1f} % after {_rounds(int(end.x))}"
     return Chart(
         "accuracy",
         "lines",
@@ -61,34 +63,39 @@ def teachers(study: Study) -> Chart | None:
     if not panels:
         return None
     rows = tuple(s for p in panels for s in _prefixed(p))
-    left_out = [t for t in study.methods.values() if t not in {p.title for p in panels}]
+    left_out = ", ".join(t for t in study.methods.values() if t not in {p.title for p in panels})
+    vote = "the ensemble's vote, of " if any(s.label == "ensemble" for p in panels for s in p.series) else ""
     return Chart(
         "teachers",
         "lines",
         _gap(panels[-1]),
-        "Test accuracy by round of the ensemble's vote, of the average of the clients' weights (with the server's "
-        "momentum, if the method has it), and of what the round ends with: the student that learned from the vote, if "
-        f"there is one. {shown(study.trials)}.",
+        f"Test accuracy by round of {vote}the average of the clients' weights (with the "
+        "server's momentum, if the method has it), and of what the round ends with: the student that learned from the "
+        f"vote, if there is one. {shown(study.trials)}.",
         tuple(panels),
         points_table(rows, "Test accuracy, %"),
         "round",
         "test accuracy, %",
         "%",
-        note=f"No ensemble was measured for {', '.join(left_out)}." if left_out else "",
+        note=f"Not shown: {left_out}, of which only what a round ends with was measured." if left_out else "",
     )
 
 
 def calibration(study: Study) -> Chart | None:
     """Expected calibration error by round."""
-    series = _by_method(study, percent("test", "ece"))
+    value = percent("test", "ece")
+    series = _by_method(study, value)
     if not series:
         return None
-    low = min(series, key=lambda s: s.points[-1].y)
-    title = f"Calibration error {'is' if study.unfinished else 'ends'} at {low.points[-1].y:.1f} points"
+    title = "Calibration error by round"
+    if ends := _ends(study, value):
+        low, end = min(ends.items(), key=lambda pair: pair[1].y)
+        title = f"Calibration error {'is' if study.unfinished else 'ends'} at {end.y:.1f} points for {low}"
+        title += ", the lowest" if len(series) > 1 else ""
     return Chart(
         "calibration",
         "lines",
-        f"{title} for {low.label}" + (", the lowest" if len(series) > 1 else ""),
+        title,
         "Expected calibration error (ECE, 15 bins of confidence) on the test data by round: 0 is best. "
         f"{shown(study.trials)}.",
         (Panel(series=series),),
@@ -160,6 +167,21 @@ def _far(gap: float) -> str:
     ('2.0 points above', '0.5 points below', 'level with')
     """
     return "level with" if abs(gap) < 0.05 else f"{abs(gap):.1f} points {'above' if gap > 0 else 'below'}"
+
+
+def _ends(study: Study, value: Callable[[Record], float | None]) -> dict[str, Point]:
+    """Where the methods' lines are to be compared, by title: on the seeds that all have, at the end; and while runs go
+    on, in the last round that all of these have. Methods of one round end where they are."""
+    trials = {m: [t for t in study.of(m) if any(value(r) is not None for r in t.records)] for m in study.methods}
+    trials = {m: own for m, own in trials.items() if own}
+    seeds = set.intersection(*({t.info.seed for t in own} for own in trials.values()))
+    fair = {m: [t for t in own if t.info.seed in seeds] for m, own in trials.items()}
+    lines = {m: [p for p in over_seeds(own, value) if p.n == len(seeds)] for m, own in fair.items()}
+    if study.unfinished:
+        long = [{p.x for p in lines[m]} for m, own in fair.items() if any(t.rounds > 1 for t in own)]
+        last = max(set.intersection(*long), default=0) if long else 0
+        lines = {m: [p for p in line if p.x <= last or len(line) == 1] for m, line in lines.items()}
+    return {study.methods[m]: line[-1] for m, line in lines.items()} if all(lines.values()) else {}
 
 
 def _by_method(study: Study, value: Callable[[Record], float | None]) -> tuple[Series, ...]:

@@ -1,6 +1,7 @@
 """The comparison table: mean ± std, n, the paired difference to the first method and how likely chance gives it."""
 
 from dataclasses import dataclass
+from statistics import mean
 
 from fedbe.report.spec import Table
 from fedbe.report.trials import Study, Trial
@@ -36,9 +37,20 @@ def results(study: Study) -> list[Result]:
     return found
 
 
+def fair_seeds(found: list[Result]) -> list[int]:
+    """The seeds that all methods with a result have: means over other ones are not to be compared."""
+    done = [r for r in found if r.finals]
+    return [seed for seed in done[0].finals if all(seed in r.finals for r in done)] if done else []
+
+
 def best(found: list[Result]) -> Result | None:
-    done = [r for r in found if r.row is not None]
-    return max(done, key=lambda r: r.row.mean if r.row else 0.0) if done else None
+    """The method with the highest mean over the fair seeds, if there are such."""
+    seeds = fair_seeds(found)
+    return max((r for r in found if r.finals), key=lambda r: _mean(r, seeds)) if seeds else None
+
+
+def _mean(result: Result, seeds: list[int]) -> float:
+    return mean(result.finals[seed] for seed in seeds)
 
 
 def table(study: Study) -> Table:
@@ -84,8 +96,8 @@ def finding(study: Study) -> tuple[str, str]:
     if study.unfinished:
         return f"Unfinished: {_progress(study)}", "What is shown may still change; fedbe resume goes on with it."
     top = best(found)
-    assert top is not None, "a finished run has a result"
-    assert top.row is not None
+    if top is None or top.row is None:
+        return "No seed was run with all methods", "Their means are over different seeds, so none is called the best."
     n = len(top.finals)
     if len(found) == 1:
         seeds = "one seed: no spread, no certainty" if n == 1 else f"n = {n} seeds, mean ± standard deviation"
@@ -93,7 +105,10 @@ def finding(study: Study) -> tuple[str, str]:
     if all(r.finals.keys() == found[0].finals.keys() for r in found):
         headline, sure = compare.verdict([r.row for r in found if r.row is not None])
         return headline, f"{sure[0].upper()}{sure[1:]}."
-    return f"{top.title} ends highest, at {top.row.mean:.1f} %", "The methods do not all have the same seeds."
+    fair = fair_seeds(found)
+    told = f"seed{'s' if len(fair) > 1 else ''} {', '.join(map(str, fair))}"
+    headline = f"{top.title} ends highest on {told}, at {_mean(top, fair):.1f} %"
+    return headline, "The methods do not all have the same seeds: only what all have is compared."
 
 
 def _progress(study: Study) -> str:

@@ -1,8 +1,11 @@
 """A study -> a section of the report: its table, its charts, and sentences for what is missing."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from fedbe.recipes import Recipe, available, load
+from fedbe.recipes.load import dump
 from fedbe.report import clients, costs, curves, results, triangle
 from fedbe.report.spec import Chart, Section
 from fedbe.report.trials import Study, seeds_of
@@ -23,17 +26,17 @@ CURVES: tuple[tuple[Callable[[Study], Chart | None], str], ...] = (
 )
 
 
-def build(studies: Sequence[Study]) -> list[Section]:
-    """A section for each study; ids tell charts of several studies apart."""
-    return [_section(study, f"s{i}") for i, study in enumerate(studies)]
+def build(studies: Sequence[Study], *, own: bool = False) -> list[Section]:
+    """A section for each study; ids tell charts of several studies apart. `own`: they were played here, just now."""
+    return [_section(study, f"s{i}", own) for i, study in enumerate(studies)]
 
 
-def _section(study: Study, prefix: str) -> Section:
+def _section(study: Study, prefix: str, own: bool) -> Section:
     charts: list[Chart] = []
     missing = list(study.notes)
     for make, absent in CURVES:
         _keep(make(study) or absent, charts, missing)
-    _keep(clients.split(study), charts, missing)
+    _keep(clients.split(study, own=own), charts, missing)
     if triangle.applies(study):
         _keep(triangle.triangle(study), charts, missing)
     _keep(costs.memory(study) or "Memory by phase is not shown: these runs did not record it.", charts, missing)
@@ -58,6 +61,25 @@ def _keep(found: Chart | str, charts: list[Chart], missing: list[str]) -> None:
         charts.append(found)
 
 
+def _told(recipe: Recipe) -> str:
+    """What a recipe says of itself; or, where a shipped one was changed, how: its own words may no longer be true."""
+    changed = []
+    if recipe.name in available():
+        now, shipped = _flat(dump(recipe)), _flat(dump(load(recipe.name)))
+        changed = [f"{key}={now.get(key, '')}" for key in sorted(now | shipped) if now.get(key) != shipped.get(key)]
+    if changed:
+        return f" with {', '.join(changed)}"
+    return f": {recipe.summary}" if recipe.summary else ""
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The settings by their dotted names, without the method, which every line of a report names."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return {key: value for key, value in found.items() if key not in ("method", "summary")}
+
+
 def _about(study: Study) -> tuple[str, ...]:
     """What ran, so that a number can be traced: recipe, seeds, precision, versions, machine."""
     recipe, infos = study.recipe, [t.info for t in study.trials]
@@ -68,7 +90,7 @@ def _about(study: Study) -> tuple[str, ...]:
 
     late = [f"{t.title}, seed {t.info.seed}: {len(t.records)} of {t.rounds} rounds" for t in study.unfinished]
     facts = [
-        f"Recipe {recipe.name}" + (f": {recipe.summary}" if recipe.summary else "") + ".",
+        f"Recipe {recipe.name}{_told(recipe)}.",
         f"{recipe.data.source}, {recipe.split.kind} split, {recipe.split.clients} clients, {recipe.model.name}, "
         f"{recipe.training.rounds} rounds; variant {recipe.variant}; {seeds_of(study.trials)}; {infos[0].precision}.",
         f"fedbe {made('fedbe')}, commit {made('commit')}, torch {made('torch')}; {made('machine')}.",

@@ -159,8 +159,8 @@ def _asked_order(folder: Path) -> Callable[[Path], tuple[int, int]]:
 
 
 def _settings(trial: Trial) -> str:
-    """What runs must share to stand in one chart: all settings but the recipe's default method."""
-    values = dump(trial.recipe) | {"method": "", "precision": trial.info.precision}
+    """What runs must share to stand in one chart: all that a recipe says but its words and its default method."""
+    values = dump(trial.recipe) | {"name": "", "summary": "", "method": "", "precision": trial.info.precision}
     return json.dumps(values, sort_keys=True)
 
 

@@ -97,6 +97,7 @@ def serve(page: Page, port: int) -> ThreadingHTTPServer:
         raise RunError(f"cannot serve on {HOST}:{port}: {error.strerror}; choose another --port") from error
 
 
-def _hosts(server: BaseServer) -> tuple[str, str]:
+def _hosts(server: BaseServer) -> tuple[str, ...]:
     port = server.server_port if isinstance(server, HTTPServer) else 0
-    return f"{HOST}:{port}", f"localhost:{port}"
+    named = (f"{HOST}:{port}", f"localhost:{port}")
+    return (*named, HOST, "localhost") if port == 80 else named  # browsers leave out the port that is the usual one

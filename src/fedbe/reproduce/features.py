@@ -36,7 +36,7 @@ def measure(trial: Trial, _: Pool) -> dict[str, Any]:
     seed = trial.info.seed
     return {
         "own": {"accuracy": accuracy, **_separation(own, test.labels[kept][:MOST], loaded.classes, seed)},
-        "foreign": _foreign(loaded, FOREIGN[source], seed),
+        "foreign": _foreign(loaded, FOREIGN[source], seed) if source in FOREIGN else f"no images go with {source}",
     }
 
 
@@ -97,7 +97,7 @@ def chart(seen: Sequence[tuple[Trial, dict[str, Any]]]) -> Chart:
     for trial, found in seen:
         findings.append(f"{trial.title} {100 * found['own']['purity']:.0f} %")
         source = trial.recipe.data.source
-        for part, images in (("own", source), ("foreign", FOREIGN[source])):
+        for part, images in (("own", source), ("foreign", FOREIGN.get(source, ""))):
             if isinstance(found[part], str):
                 continue
             images = {**NAMES, NOISE: "noise"}.get(images, images)

@@ -46,6 +46,12 @@ def places(study: Study, scale: Scale, seeds: int, root: Path) -> Iterator[Place
             yield Place(cell, seed, recipe, folder / f"seed{seed}")
 
 
+def seeds_there(root: Path) -> int:
+    """How many seeds a study's table has to look for, so that none that was run is left out."""
+    found = [path.parent.name.removeprefix("seed") for path in root.glob("*/seed*/run.json")]
+    return max((int(seed) + 1 for seed in found if seed.isdecimal()), default=0)
+
+
 def play(
     todo: list[Place], pool: Pool, observer: Observer, precision: str, should_stop: Callable[[], bool]
 ) -> tuple[bool, dict[tuple[str, ...], str]]:

@@ -122,6 +122,8 @@ def read_images(paths: Sequence[Path], shape: tuple[int, ...]) -> Tensor:
     if len(shape) != 3:
         raise DataError(f"this model takes vectors of {shape[0]} numbers, not images")
     channels, height, width = shape
+    if channels not in (1, 3):
+        raise DataError(f"this model takes images of {channels} channels, image files have 1 or 3: use it in Python")
     rows = []
     for path in paths:
         try:

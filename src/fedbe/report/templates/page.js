@@ -345,11 +345,15 @@
 
   /* `fedbe watch`: ask for the version now and then; a new one brings a new page into this one. */
   const stamp = document.querySelector('meta[name="fedbe-version"]'), live = document.getElementById("live");
+  const get = async (path) => {
+    const reply = await fetch(path, { cache: "no-store" });
+    if (!reply.ok) throw new Error("the run cannot be read just now; this is how it was");
+    return reply.text();
+  };
   async function follow() {
     try {
-      const version = await (await fetch("/version", { cache: "no-store" })).text();
-      if (version !== stamp.content) {
-        const fresh = new DOMParser().parseFromString(await (await fetch("/", { cache: "no-store" })).text(), "text/html");
+      if (await get("/version") !== stamp.content) {
+        const fresh = new DOMParser().parseFromString(await get("/"), "text/html");
         const open = [...document.querySelectorAll("figure:has(details[open])")].map((f) => f.id);
         document.getElementById("report").replaceWith(fresh.getElementById("report"));
         for (const id of open) document.getElementById(id)?.querySelector("details").setAttribute("open", "");
@@ -358,8 +362,9 @@
         applySwitches();
       }
       live.textContent = "following the run";
-    } catch {
-      live.textContent = "fedbe watch has ended; this page no longer follows the run";
+    } catch (problem) {
+      const ended = "fedbe watch has ended; this page no longer follows the run"; // fetch says TypeError for no answer
+      live.textContent = problem instanceof TypeError ? ended : problem.message;
     }
     setTimeout(follow, 1500);
   }
