@@ -27,6 +27,8 @@ def split(study: Study, *, own: bool = False) -> Chart | str:
         counts, classes = _counts(study.recipe, seed)
     except FedBEError as error:
         return f"The split is not shown, because its data is not here: {error}."
+    except Exception as error:  # a user's own function may give anything, and a report must not end by it
+        return f"The split is not shown: {type(error).__name__}: {error}."
     names = tuple(f"client {i}" for i in range(len(counts)))
     enlarged = ", but the smallest are enlarged to be seen" if len(classes) > 30 else ""
     return Chart(
