@@ -40,6 +40,10 @@ class RunError(FedBEError, RuntimeError):
     """A run that cannot start, go on or be read."""
 
 
+class BusyError(RunError):
+    """A run that another process is training."""
+
+
 class ExtraError(FedBEError, ImportError):
     """A part of this package whose optional dependency is not installed."""
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fedbe.errors import FedBEError, RunError
+from fedbe.errors import BusyError, FedBEError, RunError
 
 
 def write_synced(path: Path, content: bytes, mode: str = "wb") -> None:
@@ -53,7 +53,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(
+            raise BusyError(
                 f"{folder} is being trained by another process; if that was just stopped, try again in a minute"
             ) from None
         except OSError as error:

@@ -10,6 +10,7 @@ import ssl
 import stat
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 import zipfile
@@ -24,7 +25,7 @@ from flwr.common.config import parse_config_args
 from safetensors.torch import save_file
 
 from fedbe import cli_flower
-from fedbe.errors import RunError, SettingError
+from fedbe.errors import BusyError, RunError, SettingError
 from fedbe.files import locked
 from fedbe.flower import certs, deployment, processes, running, template
 from fedbe.flower.deployment import Deployment
@@ -393,14 +394,40 @@ def test_runs_without_a_name_that_come_at_once_have_folders_of_their_own(submitt
     assert [one["folder"] for one in read] == [str(app / "runs/run-1"), str(app / "runs/run-2")]
 
 
-def test_a_run_that_goes_on_is_not_submitted_again(submitted):
+def test_a_run_that_goes_on_is_not_submitted_again(submitted, monkeypatch):
     app, read = submitted
     (app / "runs/mine").mkdir(parents=True)
-    with locked(app / "runs/mine"), pytest.raises(RunError, match="mine is being trained by another process"):
+    monkeypatch.setattr(running, "PATIENCE_SECONDS", 0.0)
+    with locked(app / "runs/mine"), pytest.raises(BusyError, match="mine is being trained by another process"):
         submit(Deployment(app), "mine")
     assert not read
     submit(Deployment(app), "mine")
     assert read
+
+
+def test_the_server_of_a_run_that_was_stopped_has_time_to_end(submitted):
+    app, read = submitted
+    (app / "runs/mine").mkdir(parents=True)
+    held, said = threading.Event(), []
+
+    def tell(sentence):
+        said.append(sentence)
+        if "is still being trained" in sentence:
+            held.set()
+
+    def hold():
+        with locked(app / "runs/mine"):
+            holding.set()
+            held.wait(30)
+
+    holding = threading.Event()
+    server = threading.Thread(target=hold)
+    server.start()
+    assert holding.wait(30)
+    submit(Deployment(app), "mine", (), tell)
+    server.join()
+    assert read
+    assert sum("is still being trained" in sentence for sentence in said) == 1
 
 
 @pytest.mark.parametrize("problem", [RunError("no"), KeyboardInterrupt()])

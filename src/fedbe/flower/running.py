@@ -13,11 +13,12 @@ from typing import Any
 import safetensors
 import tomli_w
 
-from fedbe.errors import RunError, SettingError, nearest
+from fedbe.errors import BusyError, RunError, SettingError, nearest
 from fedbe.files import locked, make_folder
 from fedbe.flower.deployment import Deployment
 
 POLL_SECONDS = 2.0
+PATIENCE_SECONDS = 60.0
 Say = Callable[[dict[str, Any]], None]
 Value = str | int | float | bool  # what Flower takes as a setting
 Nodes = Callable[[int, int], None]  # how many are online, how many the app needs
@@ -41,7 +42,7 @@ def submit(
     deployment.check_was_up()
     overrides = _overrides(deployment.folder, told)
     deployment.keep_out_of_bundle(say)
-    folder = _old(runs / name) if name else _new(runs)
+    folder = _old(runs / name, say) if name else _new(runs)
     with tempfile.TemporaryDirectory() as place:  # a file, because Flower reads no quotes within quotes from words
         config = Path(place) / "run.toml"
         config.write_bytes(tomli_w.dumps(overrides | {"folder": str(folder)}).encode())
@@ -126,11 +127,24 @@ def _nodes(folder: Path) -> tuple[int, int] | None:
     return found["online"], found["needed"]
 
 
-def _old(folder: Path) -> Path:
-    """The folder of a run with a name, which nobody else may be training."""
-    if folder.exists():
-        with locked(folder):
-            (folder / "nodes.json").unlink(missing_ok=True)  # of a run that ended while it waited
+def _old(folder: Path, say: Callable[[str], None]) -> Path:
+    """The folder of a run with a name, which nobody else may be training.
+
+    The server of a run that was stopped, or whose SuperLink was, needs some seconds to end.
+    """
+    end, told = time.monotonic() + PATIENCE_SECONDS, False
+    while folder.exists():
+        try:
+            with locked(folder):
+                (folder / "nodes.json").unlink(missing_ok=True)  # of a run that ended while it waited
+            break
+        except BusyError:
+            if time.monotonic() > end:
+                raise
+        if not told:
+            say(f"{folder} is still being trained; waiting up to {PATIENCE_SECONDS:.0f} s for that to end")
+            told = True
+        time.sleep(0.5)
     return folder
 
 

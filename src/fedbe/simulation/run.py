@@ -32,7 +32,7 @@ import fedbe
 from fedbe import data, plugins
 from fedbe.data import Task
 from fedbe.ensemble import Member
-from fedbe.errors import FedBEError, RunError
+from fedbe.errors import BusyError, FedBEError, RunError
 from fedbe.files import append_line, locked, make_folder, write_json, write_whole
 from fedbe.recipes import Recipe
 from fedbe.recipes.load import dump
@@ -110,7 +110,7 @@ def or_nothing(folder: Path) -> Iterator[None]:
         yield
     except FedBEError:
         if not any(path.suffix == ".safetensors" or path.name == "rounds.jsonl" for path in folder.rglob("*")):
-            with suppress(RunError), locked(folder):  # or another process is in its first round there
+            with suppress(BusyError), locked(folder):  # or another process is in its first round there
                 shutil.rmtree(folder, ignore_errors=True)
         raise
 
