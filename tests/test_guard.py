@@ -225,6 +225,15 @@ class TestIntegers:
             "it changed the integers in 'positions', which are not for training",
         )
 
+    def test_who_takes_a_name_that_we_give_takes_nobody_along(self, module):
+        """Those without an id are called anonymous 1, 2 …"""
+        good = [ClientUpdate(self._sent(module, client).state, 1) for client in (0, 2)]
+        bad = self._sent(module, 1, positions=torch.full((4,), 10**12))
+        server = FedAvg(module)
+        server.aggregate(module.state_dict(), [*good, _with(bad, client="anonymous 1")])
+        assert server.info.clients == ("anonymous 1", "anonymous 2")
+        assert len(server.info.set_aside) == 1
+
     def test_a_counter_may_grow_and_those_who_did_not_train_keep_it(self, module):
         idle = [ClientUpdate(module.state_dict(), 1, client) for client in (5, 6, 7)]
         server = FedAvg(module)

@@ -204,14 +204,15 @@ def _without_rebuilt(updates: list[Update], previous: ModelState) -> tuple[list[
     structure = [name for name, last in previous.counters.items() if last.ndim]
     if not structure:
         return updates, []
-    trained = [u for u in updates if not torch.equal(u.state.params, previous.params)] or updates
-    aside: dict[ClientId, SetAside] = {}
+    everybody = range(len(updates))
+    trained = [i for i in everybody if not torch.equal(updates[i].state.params, previous.params)] or everybody
+    aside: dict[int, SetAside] = {}
     for name in structure:
-        changed = {u.client for u in updates if not torch.equal(u.state.counters[name], previous.counters[name])}
-        if 2 * sum(u.client in changed for u in trained) <= len(trained):
+        changed = [i for i in everybody if not torch.equal(updates[i].state.counters[name], previous.counters[name])]
+        if 2 * len(set(changed) & set(trained)) <= len(trained):
             reason = f"it changed the integers in '{name}', which are not for training"
-            aside |= {client: SetAside(client, reason) for client in changed}
-    return [u for u in updates if u.client not in aside], [aside[u.client] for u in updates if u.client in aside]
+            aside |= {i: SetAside(updates[i].client, reason) for i in changed}
+    return [u for i, u in enumerate(updates) if i not in aside], list(aside.values())
 
 
 def _without_wild(
