@@ -95,6 +95,17 @@ def test_augmentation_that_cannot_work():
 
 
 @pytest.mark.parametrize(
+    ("augment", "came"),
+    [(lambda *_: None, "NoneType"), (lambda batch, _: batch[1:], r"\[1, 2\]"), (lambda batch, _: batch.sum(), r"\[\]")],
+)
+def test_augmentation_must_return_the_batch(rng, augment, came):
+    """A function that forgets its `return` is the commonest of them."""
+    inputs = as_inputs(ROWS, augment=augment)
+    with pytest.raises(SettingError, match=f"`augment` must return a batch of 2 inputs, as many as it got, not {came}"):
+        inputs.batch(torch.tensor([0, 1]), rng)
+
+
+@pytest.mark.parametrize(
     ("count", "size", "expected"),
     [(6, 2, [2, 2, 2]), (7, 3, [3, 4]), (5, 3, [3, 2]), (1, 4, [1]), (3, 1, [1, 1, 1]), (4, 9, [4])],
 )

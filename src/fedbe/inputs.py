@@ -35,7 +35,13 @@ class TensorInputs:
 
     def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
         batch = self.tensor[index.to(self.tensor.device)]
-        return self._augment(batch, generator) if self._augment and generator is not None else batch
+        if self._augment is None or generator is None:
+            return batch
+        augmented = self._augment(batch, generator)
+        if not isinstance(augmented, Tensor) or not augmented.ndim or len(augmented) != len(batch):
+            came = list(augmented.shape) if isinstance(augmented, Tensor) else type(augmented).__name__
+            raise SettingError(f"`augment` must return a batch of {len(batch)} inputs, as many as it got, not {came}")
+        return augmented
 
 
 class Unaugmented:
