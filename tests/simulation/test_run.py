@@ -403,3 +403,23 @@ def test_an_edited_model_of_one_s_own_is_refused(tmp_path: Path, own: Recipe, si
         source.write_text(source.read_text().replace("ReLU", "Tanh"))
         with pytest.raises(RunError, match="cannot be resumed: its model was"):
             run.execute(folder, workers, silent)
+
+
+def test_a_run_says_from_which_round_on_it_was_made_with_something_else(
+    tmp_path: Path, small: Recipe, pool: Pool, silent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run.create(tmp_path / "moved", small, "fedavg", 0, "float32")
+    began = run.read_info(folder).made_with
+    assert not run.execute(folder, pool, silent, should_stop=silent.rounds_ended(1))
+    for again in (1, 1):  # on the same machine nothing is added, once or twice
+        assert run.read_info(folder).made_with == began
+        assert not run.execute(folder, pool, silent, should_stop=silent.rounds_ended(again - 1))
+    monkeypatch.setattr(run, "made_with", lambda: began | {"machine": "another one"})
+    assert not run.execute(folder, pool, silent, should_stop=silent.rounds_ended(1))
+    assert run.execute(folder, pool, silent)
+    moved = f"{began['machine']}, from round 2 on another one"
+    assert run.read_info(folder).made_with == began | {"machine": moved}
+    (folder / "model.safetensors").unlink()  # what only writes the model anew plays no round
+    monkeypatch.setattr(run, "made_with", lambda: began | {"machine": "a third"})
+    assert run.execute(folder, pool, silent)
+    assert run.read_info(folder).made_with["machine"] == moved

@@ -191,9 +191,11 @@ def execute(
     with locked(folder):
         federation = prepare(recipe, info.seed, task)
         sim = simulation(recipe, info, federation, pool)
-        identity = _identity(recipe, info, federation)
+        identity = identity_of(recipe, info, federation)
         state = checkpoint.latest(folder, identity) or _first(sim)
         _forget_after(folder, state.round)
+        if 0 < state.round < sim.rounds:
+            info = _went_on(folder, info, state.round + 1)
         made_with = f"{identity['code']}, {identity['model']}, torch {identity['torch']}"
         own = Kept(folder / "trained", federation, sim.bench.plan, made_with)
         first = replace(own, folder=first_round or own.folder)
@@ -244,6 +246,18 @@ def _first(sim: Simulation) -> RunState:
     return RunState(0, sim.bench.read())
 
 
+def _went_on(folder: Path, info: RunInfo, round: int) -> RunInfo:
+    """Say in run.json with what a run goes on, where that is not what it had: more cores, another commit."""
+    told = dict(info.made_with)
+    for what, now in made_with().items():
+        if not (had := told.get(what, "unknown")).endswith(now):
+            told[what] = f"{had}, from round {round} on {now}"
+    if told != info.made_with:
+        info = replace(info, made_with=told)
+        write_json(folder / "run.json", vars(info))
+    return info
+
+
 def _forget_after(folder: Path, round: int) -> None:
     """Drop lines of rounds that no checkpoint holds: they will be played again."""
     path, records = folder / "rounds.jsonl", read_rounds(folder)
@@ -269,7 +283,8 @@ def _finish(folder: Path, sim: Simulation, state: RunState, info: RunInfo) -> No
     write_json(folder / "run.json", done)
 
 
-def _identity(recipe: Recipe, info: RunInfo, federation: Federation) -> dict[str, str]:
+def identity_of(recipe: Recipe, info: RunInfo, federation: Federation) -> dict[str, str]:
+    """What a checkpoint belongs to: nothing of it may change while a run goes on."""
     settings = json.dumps(dump(recipe), sort_keys=True)
     return {
         "recipe": hashlib.sha256(settings.encode()).hexdigest()[:16],
