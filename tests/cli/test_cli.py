@@ -48,6 +48,7 @@ class Terminal:
         if self.pid == 0:
             os.chdir(cwd)
             os.environ["COLUMNS"] = "120"
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests begun in the background inherit that it is ignored
             os.execv(sys.executable, [*FEDBE, *arguments])
         self.text = ""
 
