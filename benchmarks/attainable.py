@@ -12,11 +12,11 @@ import time
 import torch
 from torch.nn import functional
 
+from fedbe.core.model_runner import ModelRunner, Plan
+from fedbe.core.optim import SGD
+from fedbe.core.random import generator
+from fedbe.experiment.memory_usage import keep_freed_memory
 from fedbe.models import build
-from fedbe.optim import SGD
-from fedbe.seeds import generator
-from fedbe.simulation.memory import keep_freed_memory
-from fedbe.workbench import Plan, Workbench
 
 BATCH = 40
 
@@ -24,7 +24,7 @@ BATCH = 40
 def main(model: str, precision: str, steps: int) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
-    bench = Workbench(build(model, 10, (3, 32, 32), generator(0)), Plan(precision))
+    bench = ModelRunner(build(model, 10, (3, 32, 32), generator(0)), Plan(precision))
     bench.module.train()
     inputs = [
         torch.randn(BATCH, 3, 32, 32, generator=generator(i)).contiguous(memory_format=torch.channels_last)

@@ -21,14 +21,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbe import Gaussian, ModelState
-from fedbe.distill import DistillSettings, distill
-from fedbe.ensemble import Member, local_predictor, vote
-from fedbe.inputs import TensorInputs
+from fedbe.algorithms.distillation import DistillSettings, distill
+from fedbe.algorithms.ensemble import Member, local_predictor, vote
+from fedbe.core.inputs import TensorInputs
+from fedbe.core.model_runner import ModelRunner
+from fedbe.core.random import generator
+from fedbe.core.state import weighted_mean
+from fedbe.core.updates import Update
 from fedbe.models import build
-from fedbe.seeds import generator
-from fedbe.states import weighted_mean
-from fedbe.updates import Update
-from fedbe.workbench import Workbench
 
 CLIENTS, SAMPLES, IMAGES = 10, 10, 1000
 VOTERS = 2  # few members and many rounds: on a busy machine pairs that lie close together compare best
@@ -41,14 +41,14 @@ PEAKS = (2, 5, 20)  # the second member meets a fragmented heap, later ones find
 class Scene:
     """A ResNet-20, ten clients around it and images like CIFAR's."""
 
-    bench: Workbench
+    bench: ModelRunner
     updates: list[Update]
     images: Tensor
 
     @classmethod
     def make(cls) -> "Scene":
         module = build("resnet20", 10, (3, 32, 32), generator(0, role="bench-model"))
-        bench = Workbench(module)
+        bench = ModelRunner(module)
         draw = generator(0, role="bench-clients")
         start = bench.read()
         updates = []
@@ -87,7 +87,7 @@ def posterior(scene: Scene) -> Table:
 
     jobs: dict[str, Callable[[], object]] = {
         f"copy {CLIENTS} models": copy,
-        f"mean of {CLIENTS} models": lambda: weighted_mean([(u.state, u.examples) for u in scene.updates]),
+        f"mean of {CLIENTS} models": lambda: weighted_mean([(u.state, u.num_examples) for u in scene.updates]),
         f"fit the Gaussian to {CLIENTS} models": lambda: Gaussian.fit(scene.updates),
         f"draw {SAMPLES} models": lambda: list(fitted.sample(SAMPLES, draw)),
         f"bare randn for {SAMPLES} models": lambda: [torch.randn_like(fitted.std) for _ in range(SAMPLES)],
@@ -103,7 +103,7 @@ def ensemble(scene: Scene) -> Table:
     members = [Member(str(i), u.state) for i, u in enumerate(scene.updates[:VOTERS])]
     inputs = TensorInputs(scene.images)
     module = scene.bench.module
-    batches = [b.contiguous(memory_format=torch.channels_last) for b in scene.images.split(scene.bench.plan.batch)]
+    batches = [b.contiguous(memory_format=torch.channels_last) for b in scene.images.split(scene.bench.plan.batch_size)]
 
     @torch.no_grad()
     def bare() -> None:
@@ -121,8 +121,8 @@ def distillation(scene: Scene) -> Table:
     images = scene.images[: STEPS * BATCH]
     targets = torch.randn(len(images), 10, generator=generator(0, role="bench-targets")).softmax(1)
     start = scene.updates[0].state
-    settings = DistillSettings(optimizer="sgd", server_epochs=1, server_batch=BATCH)
-    other = Workbench(scene.bench.module)
+    settings = DistillSettings(optimizer="sgd", distill_epochs=1, distill_batch_size=BATCH)
+    other = ModelRunner(scene.bench.module)
     other.load(start)
     optimizer = torch.optim.SGD(other.module.parameters(), lr=1e-3, momentum=0.9, fused=True)
     ready = [b.contiguous(memory_format=torch.channels_last) for b in images.split(BATCH)]

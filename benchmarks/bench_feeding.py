@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedbe.data import Augment, Feed
-from fedbe.seeds import generator
+from fedbe.core.random import generator
+from fedbe.data import Augment, BatchLoader
 
 IMAGES = 50_000
 BATCHES = (40, 128)
@@ -48,7 +48,7 @@ def seconds(call: Callable[[torch.Tensor], object], indices: list[torch.Tensor])
 def measure(pixels: torch.Tensor, batch: int) -> dict[str, Speed]:
     """Every way of making a batch, in turn, so that a busy machine slows all of them alike."""
     draw, pick = generator(0, role="bench"), generator(0, role="bench-index")
-    feed = Feed(pixels, mean=torch.full((3,), 0.47), std=torch.full((3,), 0.25), augment=Augment())
+    feed = BatchLoader(pixels, mean=torch.full((3,), 0.47), std=torch.full((3,), 0.25), augment=Augment())
     half, source, target = feed.to(torch.bfloat16), torch.rand(batch, 3072), torch.empty(batch, 3072)
 
     def copy(index: torch.Tensor) -> None:

@@ -20,13 +20,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from fedbe.core.compute import has_bfloat16
 from fedbe.data import Dataset, Task
-from fedbe.recipes import Recipe, load
-from fedbe.simulation import run
-from fedbe.simulation.federation import prepare
-from fedbe.simulation.machine import has_bfloat16
-from fedbe.simulation.round import RunState, play_round
-from fedbe.simulation.workers import Pool
+from fedbe.experiment import loop
+from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.federation import prepare
+from fedbe.experiment.recipe import Recipe
+from fedbe.experiment.recipe_files import load_recipe
+from fedbe.experiment.round import RunState, play_round
 
 REPEATS = 3
 CLIENTS = 10
@@ -48,16 +49,16 @@ def synthetic() -> Task:
 def recipe(model: str) -> Recipe:
     left_out = 50_000 - CLIENTS * IMAGES[model]
     changes = (f"model.name={model}", "training.epochs=1", "training.rounds=1000", f"data.server={left_out}")
-    return load("cifar10-step", changes)
+    return load_recipe("cifar10-step", changes)
 
 
-def ours(pool: Pool, task: Task, model: str, precision: str, evaluated: bool) -> float:
+def ours(pool: ProcessPool, task: Task, model: str, precision: str, evaluated: bool) -> float:
     """Images a second over one whole round."""
     chosen = recipe(model)
     if not evaluated:
         chosen = chosen.model_copy(update={"evaluation": chosen.evaluation.model_copy(update={"every": 999})})
-    info = run.RunInfo("fedavg", 0, precision, {}, "")
-    sim = run.simulation(chosen, info, prepare(chosen, 0, task), pool)
+    info = loop.RunInfo("fedavg", 0, precision, {}, "")
+    sim = loop.simulation(chosen, info, prepare(chosen, 0, task), pool)
     state = RunState(0, sim.bench.read())
     warm = chosen.model_copy(update={"training": chosen.training.model_copy(update={"clients_per_round": CORES})})
     play_round(replace(sim, recipe=warm), state, lambda *_: None)
@@ -108,7 +109,7 @@ def import_seconds() -> float:
     return time.perf_counter() - begin
 
 
-def tree_memory_mb(pool: Pool) -> float:
+def tree_memory_mb(pool: ProcessPool) -> float:
     """Proportional memory of this process and all workers: shared pages count once."""
     total = 0
     for pid in (os.getpid(), *pool.pids):
@@ -124,7 +125,7 @@ def main() -> None:
     table = Table(title=f"images/s, {CORES} cores, median of {REPEATS} interleaved repeats", box=None)
     for column in ("model", "precision", "(a) attainable", "(b) round", "(b) with test", "(c) plain", "b/a", "b/c"):
         table.add_column(column, justify="left" if column in ("model", "precision") else "right")
-    with Pool(CORES) as pool:
+    with ProcessPool(CORES) as pool:
         for model in IMAGES:
             for precision in precisions:
                 rows = []

@@ -13,29 +13,29 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from fedbe.core.files import write_json, write_whole
 from fedbe.errors import FedBEError, RunError
-from fedbe.files import write_json, write_whole
-from fedbe.recipes import override
-from fedbe.simulation import checkpoint, run
-from fedbe.simulation.federation import prepare
+from fedbe.experiment import checkpoint, loop
+from fedbe.experiment.federation import prepare
+from fedbe.experiment.recipe_files import override_recipe
 
 
 def branch(trunk: Path, file: Path, new: Path, changes: list[str]) -> None:
-    info, recipe = run.read_info(trunk), override(run.read_recipe(trunk), changes)
+    info, recipe = loop.read_info(trunk), override_recipe(loop.read_recipe(trunk), changes)
     state = checkpoint.read(file)
     if state is None:
         raise RunError(f"{file} is no checkpoint that can be read")
-    shared = run.read_rounds(trunk)[: state.round]
+    shared = loop.read_rounds(trunk)[: state.round]
     if len(shared) < state.round:
         raise RunError(f"{file} is of round {state.round}, but {trunk} has {len(shared)} rounds: it is another run's")
-    run.create(new, recipe, info.method, info.seed, info.precision)
-    begun = run.read_info(new)
+    loop.create(new, recipe, info.method, info.seed, info.precision)
+    begun = loop.read_info(new)
     commit = info.made_with.get("commit", "unknown")
     origin = f"{trunk.parent.name}/{trunk.name}, after round {state.round}, of commit {commit}"
     begun = replace(begun, made_with=begun.made_with | {"begun_from": origin})
     write_json(new / "run.json", vars(begun))
     write_whole(new / "rounds.jsonl", "".join(json.dumps(r) + "\n" for r in shared).encode())
-    checkpoint.save(new, state, run.identity_of(recipe, begun, prepare(recipe, info.seed)))
+    checkpoint.save(new, state, loop.identity_of(recipe, begun, prepare(recipe, info.seed)))
     print(f"{new} has {state.round} rounds of {trunk}: go on with `fedbe resume {new}`")
 
 

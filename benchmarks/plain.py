@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
+from fedbe.core.random import generator
 from fedbe.models import build
-from fedbe.seeds import generator
 
 
 class Images(Dataset):  # type: ignore[type-arg]

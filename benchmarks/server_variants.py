@@ -3,8 +3,8 @@
     python -m benchmarks.server_variants RUN [key=value,key=value …]
 
 Plays the last round of a run again (a stopped one will do: that is how to look at an early round), then prints the
-accuracy of every kind of teacher on the server's images, and for each group of settings given (members, server_lr,
-server_epochs, sharpening …) that of the student on the server's and on the test images.
+accuracy of every kind of teacher on the server's images, and for each group of settings given (members, distill_lr,
+distill_epochs, sharpening …) that of the student on the server's and on the test images.
 """
 
 import json
@@ -12,19 +12,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedbe.ensemble import vote
-from fedbe.norm import recalibrate, with_statistics
-from fedbe.report.replay import last_round
-from fedbe.report.trials import read_trial
-from fedbe.servers.stages import Distill
-from fedbe.simulation.machine import cores
-from fedbe.simulation.workers import Pool
+from fedbe.algorithms.ensemble import vote
+from fedbe.algorithms.server.stages import Distill
+from fedbe.analysis.rerun import last_round
+from fedbe.analysis.runs import read_trial
+from fedbe.core.compute import cores
+from fedbe.core.normalization import recalibrate, with_statistics
+from fedbe.experiment.executors.process_pool import ProcessPool
 
 TEACHERS = ("A", "S", "C", "SA", "AC", "SAC")
 
 
 def main(folder: Path, groups: list[str]) -> None:
-    with Pool(cores()) as pool:
+    with ProcessPool(cores()) as pool:
         replayed = last_round(read_trial(folder), pool)
         sim, draft, round = replayed.sim, replayed.draft, replayed.round
         average = _percent(sim.measure(draft.state))
@@ -37,7 +37,7 @@ def main(folder: Path, groups: list[str]) -> None:
         for members in TEACHERS:
             voters = sim.teacher(members=members).voters(draft, round)
             outcome = vote(voters, sim.predictor("server"), round.context.labels)
-            print(f"  teacher {members:4}{_percent(outcome.quality)}", flush=True)
+            print(f"  teacher {members:4}{_percent(outcome.metrics)}", flush=True)
         for group in groups:
             stage = Distill(**dict(_setting(word) for word in group.split(",")))
             student = stage(draft, round).state

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fedbe.clients.rules import ControlVariate, Prox
-    from fedbe.errors import FedBEError
-    from fedbe.posterior import Dirichlet, Gaussian
-    from fedbe.servers.door import (
+    from fedbe.algorithms.client.rules import ControlVariate, Prox
+    from fedbe.algorithms.client.training import LocalSettings, train
+    from fedbe.algorithms.server.api import (
         FedAvg,
         FedAvgM,
         FedBE,
@@ -24,30 +23,34 @@ if TYPE_CHECKING:
         VDistillation,
         server,
     )
-    from fedbe.simulation.use import load
-    from fedbe.states import Layout, ModelState, Moments
-    from fedbe.updates import ClientUpdate
-    from fedbe.workbench import Plan
+    from fedbe.core.model_runner import Plan
+    from fedbe.core.state import Layout, ModelState, Moments
+    from fedbe.core.updates import ClientUpdate
+    from fedbe.errors import FedBEError
+    from fedbe.experiment.saved_model import load_model
+    from fedbe.posterior import Dirichlet, Gaussian
 
 _HOMES = {
-    "fedbe.clients.rules": ("ControlVariate", "Prox"),
+    "fedbe.algorithms.client.rules": ("ControlVariate", "Prox"),
+    "fedbe.algorithms.client.training": ("LocalSettings", "train"),
     "fedbe.errors": ("FedBEError",),
     "fedbe.posterior": ("Dirichlet", "Gaussian"),
-    "fedbe.servers.door": (
+    "fedbe.algorithms.server.api": (
         "FedAvg", "FedAvgM", "FedBE", "FedProx", "OneEnsemble", "Scaffold", "Server", "VDistillation", "server",
     ),
-    "fedbe.simulation.use": ("load",),
-    "fedbe.states": ("Layout", "ModelState", "Moments"),
-    "fedbe.updates": ("ClientUpdate",),
-    "fedbe.workbench": ("Plan",),
+    "fedbe.experiment.saved_model": ("load_model",),
+    "fedbe.core.state": ("Layout", "ModelState", "Moments"),
+    "fedbe.core.updates": ("ClientUpdate",),
+    "fedbe.core.model_runner": ("Plan",),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _PACKAGES = (
-    "clients",
     "data",
+    "experiment",
     "flower",
+    "models",
+    "posterior",
     "report",
-    "simulation",
 )  # so that `import fedbe` is enough for fedbe.flower.FedBE
 
 __all__ = [
@@ -61,6 +64,7 @@ __all__ = [
     "FedProx",
     "Gaussian",
     "Layout",
+    "LocalSettings",
     "ModelState",
     "Moments",
     "OneEnsemble",
@@ -69,8 +73,9 @@ __all__ = [
     "Scaffold",
     "Server",
     "VDistillation",
-    "load",
+    "load_model",
     "server",
+    "train",
 ]
 
 

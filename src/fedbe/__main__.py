@@ -13,9 +13,9 @@ def main() -> None:
     usual = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     if usual is not signal.default_int_handler:  # who started us wants us to be deaf
         signal.signal(signal.SIGINT, usual)
-    from fedbe import cli
+    from fedbe.cli import app
 
-    cli.main(usual)
+    app.main(usual)
 
 
 if __name__ == "__main__":

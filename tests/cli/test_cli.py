@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fedbe import cli
+from fedbe.algorithms.methods import METHODS
+from fedbe.cli import app
 from fedbe.errors import RecipeError
-from fedbe.methods import CATALOGUE
-from fedbe.recipes import load
-from fedbe.simulation import compare as several
-from fedbe.simulation import run
+from fedbe.experiment import comparison as several
+from fedbe.experiment import loop
+from fedbe.experiment.recipe_files import load_recipe
 
 FEDBE = (sys.executable, "-m", "fedbe")
-QUICK = ("--set", "training.rounds=3", "--set", "training.epochs=1", "--set", "settings.server_epochs=2")
+QUICK = ("--set", "training.rounds=3", "--set", "training.epochs=1", "--set", "settings.distill_epochs=2")
 # Some tenths of a second a round: slow enough to be caught in the middle.
-SLOW = ("--set", "training.rounds=6", "--set", "training.epochs=30", "--set", "settings.server_epochs=5")
+SLOW = ("--set", "training.rounds=6", "--set", "training.epochs=30", "--set", "settings.distill_epochs=5")
 
 
 def fedbe(*arguments: str, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """The entry point in this process: for what fails before anything is trained."""
     monkeypatch.setattr(sys, "argv", ["fedbe", *arguments])
     with pytest.raises(SystemExit) as caught:
-        cli.main()
+        app.main()
     return int(caught.value.code or 0)
 
 
@@ -88,7 +88,7 @@ def test_run_in_a_pipe_prints_a_line_a_round_and_the_result(
     assert "FedAvg, seed 3: round 3/3: accuracy" in done.stderr
     assert re.search(r"FedAvg on digits, seed 3: test accuracy \d+\.\d % after round 3", done.stdout)
     folder = tmp_path / "runs" / "digits-fedavg-seed3"
-    assert run.read_info(folder).final is not None
+    assert loop.read_info(folder).final is not None
     monkeypatch.chdir(tmp_path)
     assert call(monkeypatch, "resume", "runs/digits-fedavg-seed3") == 0
     assert capsys.readouterr().out == done.stdout
@@ -113,7 +113,7 @@ def test_compare_says_which_is_better_and_where_the_report_is(tmp_path: Path) ->
     assert "| FedAvg |" in report.read_text() or "| **FedAvg** |" in report.read_text()
     events = list((tmp_path / "runs" / "digits-compare" / "fedbe-seed1" / "tensorboard").glob("events.*"))
     assert _scalars(events[0])["test/accuracy"] == pytest.approx(
-        [r["test"]["accuracy"] for r in run.read_rounds(events[0].parent.parent)]
+        [r["test"]["accuracy"] for r in loop.read_rounds(events[0].parent.parent)]
     )
 
 
@@ -142,14 +142,14 @@ def test_stopped_by_ctrl_c_and_by_kill_9_and_resumed_it_ends_like_a_straight_run
     assert "fedbe resume runs/stopped" in screen.text
     assert "Traceback" not in screen.text
     folder = tmp_path / "runs" / "stopped"
-    played = len(run.read_rounds(folder))
+    played = len(loop.read_rounds(folder))
     assert 0 < played < 5
 
     with subprocess.Popen([*FEDBE, "resume", str(folder), "-q"], cwd=tmp_path) as process:
-        _wait_for(lambda: len(run.read_rounds(folder)) > played)
+        _wait_for(lambda: len(loop.read_rounds(folder)) > played)
         time.sleep(random.Random(5).uniform(0, 0.4))
         process.send_signal(signal.SIGKILL)
-    assert run.read_info(folder).finished is None
+    assert loop.read_info(folder).finished is None
 
     again = Terminal(["resume", "runs/stopped"], tmp_path)
     assert again.wait() == 0
@@ -205,7 +205,7 @@ def _same(a: Path, b: Path) -> bool:
         (("run", "--name", ""), 2, "--name must be a name for a folder, got ''"),
         (("run", "--name", ".."), 2, "--name must be a name for a folder, got '..'"),
         (("run", "--set", "training.lr=inf"), 2, "'training.lr': input should be a finite number, got inf"),
-        (("run", "--set", "settings.server_lr=inf"), 2, "`server_lr` must be a finite number, got inf"),
+        (("run", "--set", "settings.distill_lr=inf"), 2, "`distill_lr` must be a finite number, got inf"),
         (("run", "--set", "training.epochs=x"), 2, "'training.epochs': input should be a valid integer"),
         (("run", "--set", "model.name=no.such:thing"), 2, "'no.such:thing' must name a function"),
         (("run", "--set", "data.source=imagenet"), 1, "'imagenet' is neither a known data set"),
@@ -234,7 +234,7 @@ def test_what_nobody_thought_of_is_one_sentence_too(
     def broken(*_: object) -> None:
         raise KeyError("nobody knows")
 
-    monkeypatch.setattr("fedbe.recipes.load", broken)
+    monkeypatch.setattr("fedbe.experiment.recipe_files.load_recipe", broken)
     assert call(monkeypatch, "show") == 1
     assert "this should not happen: KeyError: 'nobody knows'; --debug shows where" in capsys.readouterr().err
 
@@ -250,7 +250,7 @@ def test_what_comes_from_outside_is_not_read_as_markup(
 def test_a_second_comparison_of_one_name_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    several.create(tmp_path / "runs" / "both", load("digits"), ["fedavg"], [0], "float32")
+    several.create(tmp_path / "runs" / "both", load_recipe("digits"), ["fedavg"], [0], "float32")
     monkeypatch.chdir(tmp_path)
     assert call(monkeypatch, "compare", "--methods", "fedbe", "--name", "both") == 1
     assert "runs/both exists already: resume it with `fedbe resume runs/both`" in capsys.readouterr().err
@@ -265,14 +265,14 @@ def test_ctrl_c_while_it_starts_ends_it_quietly(tmp_path: Path, seconds: float) 
     assert screen.wait() == 130
     assert "Traceback" not in screen.text
     folder = tmp_path / "runs" / "early"
-    assert not folder.exists() or run.read_info(folder).finished is None
+    assert not folder.exists() or loop.read_info(folder).finished is None
 
 
 @pytest.mark.parametrize("words", [["--debug", "run", "nosuch"], ["run", "nosuch", "--debug"]])
 def test_debug_shows_the_traceback(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["fedbe", *words])
     with pytest.raises(RecipeError, match="no recipe 'nosuch'"):
-        cli.main()
+        app.main()
 
 
 @pytest.mark.parametrize(
@@ -301,13 +301,13 @@ def test_what_show_prints_is_a_recipe(
     for recipe in ("cifar10-step", "digits"):
         call(monkeypatch, "show", recipe)
         (tmp_path / "mine.toml").write_text(capsys.readouterr().out)
-        for method in CATALOGUE:  # each with its own defaults, not those of the recipe's method
+        for method in METHODS:  # each with its own defaults, not those of the recipe's method
             for change in ("variant=paper", "variant=tuned"):
-                mine, shipped = load(tmp_path / "mine.toml", [change]), load(recipe, [change])
+                mine, shipped = load_recipe(tmp_path / "mine.toml", [change]), load_recipe(recipe, [change])
                 assert mine.method_for(method) == shipped.method_for(method)
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    code = "import sys, fedbe.cli; print('torch' in sys.modules)"
+    code = "import sys, fedbe.cli.app; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False\n"

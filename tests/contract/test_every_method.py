@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import fedbe
-from fedbe import methods
+from fedbe.algorithms import methods
 
-QUICK = {"server_epochs": 2, "server_batch": 8, "samples": 3}
+QUICK = {"distill_epochs": 2, "distill_batch_size": 8, "num_samples": 3}
 NETWORKS = ("mlp-bn", "conv-gn", "dropout-bn")
-RANDOM = {n for n, m in methods.CATALOGUE.items() if "distill_until" in m.settings()}  # the order of batches, at least
-SAMPLES = {n for n in RANDOM if "S" in methods.CATALOGUE[n].settings()["members"]}
+RANDOM = {n for n, m in methods.METHODS.items() if "distill_until" in m.settings()}  # the order of batches, at least
+SAMPLES = {n for n in RANDOM if "S" in methods.METHODS[n].settings()["members"]}
 
-pytestmark = [pytest.mark.parametrize("method", methods.CATALOGUE), pytest.mark.parametrize("name", NETWORKS)]
+pytestmark = [pytest.mark.parametrize("method", methods.METHODS), pytest.mark.parametrize("name", NETWORKS)]
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def make(network, inputs_for, name, method):
     """make(seed=…): a fresh server for this method and network."""
 
     def build(**arguments):
-        known = methods.CATALOGUE[method].settings()
+        known = methods.METHODS[method].settings()
         quick = {k: v for k, v in QUICK.items() if k in known}
         return fedbe.server(method, network(name), unlabeled=inputs_for(name), total_clients=5, **(quick | arguments))
 
@@ -45,13 +45,13 @@ def test_names_dtypes_shapes_and_finite_numbers(make, network, replies, name):
 def test_nothing_given_is_changed(network, inputs_for, replies, name, method):
     module = network(name).train()
     given, updates, inputs = module.state_dict(), replies(module), inputs_for(name)
-    before = copy.deepcopy((given, [(u.state, u.examples, u.extras) for u in updates], inputs))
+    before = copy.deepcopy((given, [(u.state, u.num_examples, u.extras) for u in updates], inputs))
     torch.manual_seed(5)
     rng = torch.get_rng_state()
-    quick = {k: v for k, v in QUICK.items() if k in methods.CATALOGUE[method].settings()}
+    quick = {k: v for k, v in QUICK.items() if k in methods.METHODS[method].settings()}
     server = fedbe.server(method, module, unlabeled=inputs, **quick)
     state = server.aggregate(given, updates)
-    after = (given, [(u.state, u.examples, u.extras) for u in updates], inputs)
+    after = (given, [(u.state, u.num_examples, u.extras) for u in updates], inputs)
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     torch.testing.assert_close(dict(module.state_dict()), dict(before[0]), rtol=0, atol=0)
     assert module.training
@@ -142,7 +142,7 @@ def test_the_report(make, network, replies, name, method):
     if method in RANDOM:
         expected = 3 + (4 if method in SAMPLES else 0)
         assert len(info.step.members) == expected
-        assert all(0 <= m.quality.accuracy <= 1 for m in info.step.members)
+        assert all(0 <= m.metrics.accuracy <= 1 for m in info.step.members)
         assert 0 <= info.step.ensemble.accuracy <= 1
         assert 0 <= info.step.student.accuracy <= 1
         assert (info.step.average is not None) == (method in SAMPLES)

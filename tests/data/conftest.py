@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedbe.data import load
+from fedbe.data import load_task
 from fedbe.data.catalogue import here
 
 CIFAR_FILES = {
@@ -26,7 +26,7 @@ def real():
     def load_real(name):
         if not os.environ.get("FEDBE_DATA") or here(name) is None:
             pytest.skip(f"FEDBE_DATA has no {name}; get it with `fedbe data get {name}`")
-        return load(name)
+        return load_task(name)
 
     return load_real
 
@@ -103,5 +103,5 @@ def tiny_tree():
 def jpeg(colour):
     memory = io.BytesIO()
     mode = "RGB" if isinstance(colour, tuple) else "L"
-    Image.new(mode, (64, 64), colour).save(memory, "JPEG", quality=95)
+    Image.new(mode, (64, 64), colour).save(memory, "JPEG", metrics=95)
     return memory.getvalue()

@@ -2,7 +2,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedbe.cli_data import app
+from fedbe.cli.data import app
 from fedbe.errors import DataError, SettingError
 
 
@@ -64,6 +64,6 @@ def test_get_tells_how_far_it_is_and_where_it_went(tmp_path, monkeypatch):
         progress("file.gz", 100, 100)
         return root / name
 
-    monkeypatch.setattr("fedbe.data.fetch.get", get)
+    monkeypatch.setattr("fedbe.data.download.get", get)
     done = run("get", "mnist", "--to", tmp_path)
     assert f"mnist is in {tmp_path / 'mnist'}" in done.output

@@ -2,13 +2,13 @@ import math
 
 import torch
 
-from fedbe.data import load, split
+from fedbe.data import load_task, split
 
 
 def test_digits_are_the_real_ones_scaled_to_255():
     from sklearn.datasets import load_digits
 
-    task = load("digits")
+    task = load_task("digits")
     raw = load_digits()
     assert len(task.train) + len(task.test) == 1797
     everything = torch.cat([task.train.inputs, task.test.inputs]).flatten(1).double()
@@ -19,14 +19,14 @@ def test_digits_are_the_real_ones_scaled_to_255():
 
 
 def test_digits_hold_out_a_stratified_fifth_by_seed():
-    first, same, other = load("digits", seed=0), load("digits", seed=0), load("digits", seed=1)
+    first, same, other = load_task("digits", seed=0), load_task("digits", seed=0), load_task("digits", seed=1)
     assert first.test.digest() == same.test.digest() != other.test.digest()
     shares = torch.bincount(first.test.labels) / torch.bincount(torch.cat([first.train.labels, first.test.labels]))
     assert ((shares - 0.2).abs() < 0.005).all()
 
 
 def test_swissroll_classes_follow_each_other_along_the_roll():
-    task = load("swissroll")
+    task = load_task("swissroll")
     radius = task.train.inputs.norm(dim=1)
     # t = 1.5π(1 + 2u) is the radius: class c lies in 1.5π(1 + 2c/3) … 1.5π(1 + 2(c + 1)/3), plus noise.
     for label in range(3):
@@ -39,18 +39,18 @@ def test_swissroll_classes_follow_each_other_along_the_roll():
 
 
 def test_swissroll_is_fixed_by_its_seed_and_train_is_not_test():
-    assert load("swissroll", seed=1).train.digest() == load("swissroll", seed=1).train.digest()
-    assert load("swissroll", seed=1).train.digest() != load("swissroll", seed=2).train.digest()
-    task = load("swissroll")
+    assert load_task("swissroll", seed=1).train.digest() == load_task("swissroll", seed=1).train.digest()
+    assert load_task("swissroll", seed=1).train.digest() != load_task("swissroll", seed=2).train.digest()
+    task = load_task("swissroll")
     assert not torch.isin(task.test.inputs[:, 0], task.train.inputs[:, 0]).any()
 
 
 def test_swissroll_divides_into_80_10_10():
-    labels = load("swissroll").train.labels
+    labels = load_task("swissroll").train.labels
     parts = split("step", labels, clients=3, server=300, seed=0, major_classes=1, major_share=0.8)
     assert sorted(parts.counts(labels, 3)[0].tolist()) == [30, 30, 240]
 
 
 def test_embedded_data_stays_what_it_was():
-    assert load("digits").test.digest()[:16] == "eedaeef06b4595b9"
-    assert load("swissroll").train.digest()[:16] == "1dcb418d220d8dfa"
+    assert load_task("digits").test.digest()[:16] == "eedaeef06b4595b9"
+    assert load_task("swissroll").train.digest()[:16] == "1dcb418d220d8dfa"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedbe.data import split, unlabeled
-from fedbe.data.feed import moments
-from fedbe.data.foreign import SHARED
+from fedbe.data.auxiliary import SHARED
+from fedbe.data.loader import moments
 
 pytestmark = pytest.mark.real
 

@@ -24,9 +24,9 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import parse_config_args
 from safetensors.torch import save_file
 
-from fedbe import cli_flower
+from fedbe.cli import flower
+from fedbe.core.files import locked
 from fedbe.errors import BusyError, RunError, SettingError
-from fedbe.files import locked
 from fedbe.flower import certs, deployment, processes, running, template
 from fedbe.flower.deployment import Deployment
 from fedbe.flower.running import follow, submit
@@ -281,7 +281,7 @@ def test_all_nodes_are_told_the_same_number_of_nodes(stage):
     with pytest.raises(RunError, match=r"were told that they are 2, not 3: run `fedbe flower down .*` first"):
         stage.up(3)
     assert stage.pids() == before
-    asked = cli_flower._nodes(stage, "long", 2, 3)
+    asked = flower._nodes(stage, "long", 2, 3)
     app = stage.folder
     assert f": fedbe flower down {app}, fedbe flower up {app} --nodes 3, fedbe flower run {app} --name long;" in asked
     stage.down()
@@ -289,7 +289,7 @@ def test_all_nodes_are_told_the_same_number_of_nodes(stage):
     stage.up(3)
     told = [command[command.index("--node-config") + 1] for name, command in stage.started if name != "superlink"]
     assert told == [f"partition-id={i} num-partitions=3" for i in range(3)]
-    assert f": fedbe flower up {app} --nodes 3;" in cli_flower._nodes(stage, "long", 2, 3)
+    assert f": fedbe flower up {app} --nodes 3;" in flower._nodes(stage, "long", 2, 3)
 
 
 def test_nodes_can_say_goodbye_to_the_superlink(stage, tmp_path):

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
+from fedbe.algorithms.methods import METHODS
 from fedbe.errors import RunError
+from fedbe.experiment import checkpoint, loop
+from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.federation import initial_weights, prepare
+from fedbe.experiment.recipe_files import load_recipe
+from fedbe.experiment.round import Simulation
 from fedbe.flower import client_app, resume, strategy, to_record
-from fedbe.methods import CATALOGUE
-from fedbe.recipes import load
-from fedbe.simulation import checkpoint, run
-from fedbe.simulation.federation import initial_weights, prepare
-from fedbe.simulation.round import Simulation
-from fedbe.simulation.workers import Pool
 
 SMALL = (
     "training.rounds=3",
@@ -19,8 +19,8 @@ SMALL = (
     "split.clients=4",
     "training.clients_per_round=3",
     "model.hidden=[16]",
-    "settings.server_epochs=2",
-    "settings.samples=3",
+    "settings.distill_epochs=2",
+    "settings.num_samples=3",
     "settings.distill_until=0.6",  # in rounds 1 and 2 of 3: Flower must tell the server how many there will be
 )
 SEED = 5
@@ -38,7 +38,7 @@ class Silent:
 
 @pytest.fixture(scope="module")
 def recipe():
-    return load("digits", SMALL)
+    return load_recipe("digits", SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def federation(recipe):
 
 @pytest.fixture(scope="module")
 def pool():
-    with Pool(1) as workers:
+    with ProcessPool(1) as workers:
         yield workers
 
 
@@ -59,8 +59,8 @@ def simulated(recipe, pool, tmp_path_factory):
 
     def play(method):
         if method not in known:
-            folder = run.create(tmp_path_factory.mktemp("runs") / "run", recipe, method, SEED, "float32")
-            assert run.execute(folder, pool, Silent())
+            folder = loop.create(tmp_path_factory.mktemp("runs") / "run", recipe, method, SEED, "float32")
+            assert loop.execute(folder, pool, Silent())
             known[method] = checkpoint.latest(folder)
         return known[method]
 
@@ -77,8 +77,8 @@ def flower(recipe, federation, local_grid, tmp_path):
         sim = Simulation(recipe, chosen, SEED, federation, None, None)
 
         def train(job):
-            own = federation.clients[job.client]
-            settings = sim.local_settings(job.round, job.client)
+            own = federation.clients[job.client_id]
+            settings = sim.local_settings(job.round, job.client_id)
             return job.fit(
                 initial_weights(federation.model, 99), federation.train.select(own), federation.labels[own], settings
             )
@@ -104,13 +104,13 @@ def same(a, b):
     return torch.equal(a.params, b.params) and torch.equal(a.buffers, b.buffers)
 
 
-@pytest.mark.parametrize("method", CATALOGUE)
+@pytest.mark.parametrize("method", METHODS)
 def test_flower_is_the_simulator(method, simulated, flower, tmp_path, recipe, federation):
     expected = simulated(method)
     ours, grid, arrays, rounds = flower(method)
     result = ours.start(grid, arrays, rounds)
     found = checkpoint.latest(tmp_path / "flower")
-    layout = ours.server.bench.layout
+    layout = ours.server.runner.layout
     assert same(layout.pack(result.arrays.to_torch_state_dict()), expected.model)
     assert (found.round, same(found.model, expected.model)) == (rounds, True)
     assert {n: t.tolist() for n, t in found.memory.items()} == {n: t.tolist() for n, t in expected.memory.items()}
@@ -123,7 +123,7 @@ def test_flower_is_the_simulator(method, simulated, flower, tmp_path, recipe, fe
     assert [who for kind, who in grid.asked if kind == "train"] == [sim.cohort(r + 1) for r in range(rounds)]
 
 
-@pytest.mark.parametrize("method", [m for m in CATALOGUE if not CATALOGUE[m].one_round])
+@pytest.mark.parametrize("method", [m for m in METHODS if not METHODS[m].one_round])
 def test_a_stopped_federation_goes_on_with_new_nodes_and_ends_the_same(method, simulated, flower):
     """It crashes after each round: new strategy, new node contexts, only the folder stays."""
 
@@ -140,7 +140,7 @@ def test_a_stopped_federation_goes_on_with_new_nodes_and_ends_the_same(method, s
         else:
             result = resume(ours, grid, arrays, 3)
     assert list(result.train_metrics_clientapp) == [3]
-    layout = ours.server.bench.layout
+    layout = ours.server.runner.layout
     assert same(layout.pack(result.arrays.to_torch_state_dict()), simulated(method).model)
     again = resume(flower(method)[0], grid, arrays, 3)  # there is nothing left to do
     assert same(layout.pack(again.arrays.to_torch_state_dict()), simulated(method).model)

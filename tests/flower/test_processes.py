@@ -19,7 +19,7 @@ import torch
 from flwr.app import Context, RecordDict
 from safetensors.torch import load_file
 
-from fedbe import methods
+from fedbe.algorithms import methods
 from fedbe.errors import RunError
 from fedbe.flower import certs, processes, template
 from fedbe.flower.deployment import Deployment
@@ -218,7 +218,7 @@ def test_a_deployment_with_tls_and_authenticated_nodes_one_of_which_comes_late(a
     assert None not in [processes.alive(deployment.state, name) for name in processes.names(deployment.state)]
 
 
-@pytest.mark.parametrize("method", methods.CATALOGUE)
+@pytest.mark.parametrize("method", methods.METHODS)
 def test_the_example_plays_every_method(method, expected):
     assert expected(method=method, rounds=1, epochs=1)
 

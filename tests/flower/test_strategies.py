@@ -15,7 +15,8 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 import fedbe
-from fedbe.clients import LocalSettings
+from fedbe.algorithms.client import LocalSettings
+from fedbe.algorithms.methods import METHODS
 from fedbe.errors import AggregationError, RunError, SettingError, StateError
 from fedbe.flower import (
     FedAvg,
@@ -29,7 +30,6 @@ from fedbe.flower import (
     client_app,
     resume,
 )
-from fedbe.methods import CATALOGUE
 
 
 class Net(nn.Sequential):
@@ -43,7 +43,7 @@ IMAGES = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
 QUIET = {"fraction_evaluate": 0.0}
 
 
-def plain_app(moves=(1.0, 2.0, 3.0, 4.0), examples=(10, 20, 30, 40)):
+def plain_app(moves=(1.0, 2.0, 3.0, 4.0), num_examples=(10, 20, 30, 40)):
     """A user's own ClientApp, as Flower's templates write it: client i moves every weight by moves[i] / 10."""
     app = ClientApp()
 
@@ -52,13 +52,13 @@ def plain_app(moves=(1.0, 2.0, 3.0, 4.0), examples=(10, 20, 30, 40)):
         i = context.node_config["partition-id"]
         state = message.content["arrays"].to_torch_state_dict()
         moved = {k: v + moves[i] / 10 if v.is_floating_point() else v + 1 for k, v in state.items()}
-        metrics = MetricRecord({"num-examples": examples[i], "loss": float(i)})
+        metrics = MetricRecord({"num-examples": num_examples[i], "loss": float(i)})
         return Message(RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics}), reply_to=message)
 
     @app.evaluate()
     def evaluate(message, context):
         i = context.node_config["partition-id"]
-        metrics = {"num-examples": examples[i], "accuracy": i / 10}
+        metrics = {"num-examples": num_examples[i], "accuracy": i / 10}
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
     return app
@@ -124,8 +124,8 @@ def unmoved(job):
 
 
 def fit(job):
-    own = slice(3 * job.client, 3 * job.client + 12)
-    return job.fit(Net(), IMAGES[own], (torch.arange(24) % 3)[own], LocalSettings(epochs=1, batch=4, lr=0.1))
+    own = slice(3 * job.client_id, 3 * job.client_id + 12)
+    return job.fit(Net(), IMAGES[own], (torch.arange(24) % 3)[own], LocalSettings(epochs=1, batch_size=4, lr=0.1))
 
 
 def client_app_with_evaluation():
@@ -178,8 +178,8 @@ BROKEN = {
     "two arrays": (_more, "one ArrayRecord, got 2"),
     "no metrics": (_drop("metrics"), "one MetricRecord, got 0"),
     "no examples": (_metrics(loss=1.0), "must have the number 'num-examples', got None"),
-    "zero examples": (_metrics(**{"num-examples": 0}), "`examples` must be a number > 0, got 0"),
-    "nan examples": (_metrics(**{"num-examples": math.nan}), "`examples` must be a number > 0, got nan"),
+    "zero examples": (_metrics(**{"num-examples": 0}), "`num_examples` must be a number > 0, got 0"),
+    "nan examples": (_metrics(**{"num-examples": math.nan}), "`num_examples` must be a number > 0, got nan"),
     "list of examples": (_metrics(**{"num-examples": [1, 2]}), "must have the number 'num-examples', got [1, 2]"),
     "many examples": (_metrics(**{"num-examples": [1] * 10_000}), "must have the number 'num-examples', got [1, 1"),
     "silent": (_drop_all, "no reply in time"),
@@ -210,7 +210,7 @@ def test_one_broken_reply_is_set_aside_and_the_round_goes_on(name, local_grid, t
 
 def test_a_client_that_fails_is_set_aside_with_the_last_line_of_its_traceback(local_grid):
     def train(job):
-        if job.client == 1:
+        if job.client_id == 1:
             raise ValueError("no data here")
         return Reply(job.load(Net()).state_dict(), 10)
 
@@ -386,7 +386,7 @@ def test_who_evaluates_changes_from_round_to_round_even_if_nobody_trains(local_g
 
 def test_our_clients_say_their_examples_under_the_servers_key(local_grid):
     def train(job):
-        labels = torch.arange(24)[: 8 * (job.client + 1)] % 3
+        labels = torch.arange(24)[: 8 * (job.client_id + 1)] % 3
         return job.fit(Net(), IMAGES[: len(labels)], labels, LocalSettings(epochs=1))
 
     def total(records, key):
@@ -400,8 +400,8 @@ def test_our_clients_say_their_examples_under_the_servers_key(local_grid):
 @pytest.mark.parametrize("made", [FedAvg, FedAvgM, VDistillation, FedBE, OneEnsemble])
 def test_one_line_replaces_flowers_own_strategy(made, local_grid):
     """The clients are a user's own; only the strategy's line differs. The answer is that of `fedbe.Server`."""
-    names = {"server_epochs": 2, "samples": 2}
-    settings = {k: v for k, v in names.items() if k in CATALOGUE[made.method_name].settings()}
+    names = {"distill_epochs": 2, "num_samples": 2}
+    settings = {k: v for k, v in names.items() if k in METHODS[made.method_name].settings()}
     ours = made(model=Net, unlabeled=IMAGES, fraction_train=0.5, min_train_nodes=4, seed=2, **QUIET, **settings)
     assert isinstance(ours, FlowerFedAvg)
     assert isinstance(ours, Strategy)
@@ -445,13 +445,15 @@ def test_the_rules_settings_reach_the_clients(local_grid):
         return Reply(job.load(Net()).state_dict(), 10, followed=job.order.method.name)
 
     grid = local_grid(client_app(train), 2)
-    FedProx(model=Net, mu=0.25, seed=2**80, **QUIET).start(grid, arrays(), 1, train_config=ConfigRecord({"epochs": 3}))
+    FedProx(model=Net, proximal_mu=0.25, seed=2**80, **QUIET).start(
+        grid, arrays(), 1, train_config=ConfigRecord({"epochs": 3})
+    )
     assert seen == [((fedbe.Prox(0.25),), 1, 3, 2**80)] * 2
 
 
 def test_our_clients_serve_flowers_own_strategy_too(local_grid):
     def train(job):
-        return job.fit(Net(), IMAGES, torch.arange(24) % 3, fedbe.clients.LocalSettings(epochs=1))
+        return job.fit(Net(), IMAGES, torch.arange(24) % 3, fedbe.LocalSettings(epochs=1))
 
     result = FlowerFedAvg(fraction_evaluate=0.0).start(local_grid(client_app(train), 2), arrays(), 1)
     assert result.train_metrics_clientapp[1]["train-loss"] > 0
@@ -562,8 +564,8 @@ def test_a_memory_that_two_nodes_claim_is_sent_to_neither(local_grid, tmp_path):
 
     def train(job):
         if any(name.startswith("fedbe/memory-") for name in job.arrays):
-            sent.append((job.round, job.client))
-        if job.round == 2 and job.client == 0 and not here:
+            sent.append((job.round, job.client_id))
+        if job.round == 2 and job.client_id == 0 and not here:
             raise ValueError("lost")  # so the server owes client 0 its memory
         return fit(job)
 
@@ -681,7 +683,7 @@ def test_a_folder_is_written_by_one_run_at_a_time(local_grid, tmp_path):
 def test_clients_of_any_kind_of_id_can_have_an_alpha(tmp_path):
     """Whole numbers and texts have no order among each other."""
     alpha = {0: 1.0, "north": 2.0}
-    told = {"alpha": alpha, "samples": np.int64(3), "sharpening": np.float32(2)}
+    told = {"alpha": alpha, "num_samples": np.int64(3), "sharpening": np.float32(2)}
     ours = FedBE(model=Net, folder=tmp_path, unlabeled=IMAGES, posterior="dirichlet", **told, **QUIET)
     assert ours.journal.load() is None
 
@@ -813,7 +815,7 @@ def test_a_replys_arrays_are_let_go_as_soon_as_they_are_read(local_grid):
 
 def test_clients_may_have_names_and_are_remembered_by_them(local_grid, tmp_path):
     def train(job):
-        return job.fit(Net(), IMAGES, torch.arange(24) % 3, fedbe.clients.LocalSettings(epochs=1))
+        return job.fit(Net(), IMAGES, torch.arange(24) % 3, fedbe.LocalSettings(epochs=1))
 
     def grid():
         made = local_grid(client_app(train), 3)

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fedbe.core.random import generator
 from fedbe.errors import SettingError
 from fedbe.models import MODELS, build
-from fedbe.seeds import generator
 
 
 def _size(module: nn.Module) -> int:

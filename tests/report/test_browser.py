@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fedbe.report import build, clients, read_studies, write_page
-from fedbe.report.watch import Page as Watched
-from fedbe.report.watch import serve
+from fedbe.report.live import Page as Watched
+from fedbe.report.live import serve
 
-from .conftest import distilled
+from ..conftest import distilled
 
 EVIL = "</script><img src=x onerror=alert(2)>"
 

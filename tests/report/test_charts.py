@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedbe.report import build, read_studies
-from fedbe.report.spec import Chart, Section, Table
+from fedbe.report.chart import Chart, Section, Table
 
 
 def section_of(*folders: Path) -> Section:
@@ -99,7 +99,7 @@ def test_memory_is_the_largest_round_and_bytes_go_both_ways(comparison: Path) ->
 
 
 def test_the_split_is_that_of_the_run(comparison: Path, recipe) -> None:
-    from fedbe.simulation.federation import prepare
+    from fedbe.experiment.federation import prepare
 
     drawn = charts_of(comparison)["split"].panels[0]
     federation = prepare(recipe, 0)
@@ -160,11 +160,11 @@ def test_recipes_of_other_names_that_say_the_same_are_one_study(make_run, recipe
 
 
 def test_a_shipped_recipe_that_was_changed_says_how(make_run) -> None:
-    from fedbe.recipes import load
+    from fedbe.experiment.recipe_files import load_recipe
 
     about = section_of(make_run("a", "fedavg", [0.1, 0.2, 0.5])).about
     assert about[0] == "Recipe digits with split.clients=4."
-    plain = load("digits")
+    plain = load_recipe("digits")
     as_shipped = section_of(make_run("b", "fedavg", [0.5] * plain.training.rounds, recipe=plain)).about
     assert as_shipped[0] == f"Recipe digits: {plain.summary}."
 

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedbe.report import build, read_studies
+from fedbe.report.chart import Chart, Panel, Point, Series, Table
 from fedbe.report.figures import DRAW, _wrapped, draw, write_figures
-from fedbe.report.spec import Chart, Panel, Point, Series, Table
 
 STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 

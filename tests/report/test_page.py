@@ -100,7 +100,7 @@ def test_method_colours_can_be_read_as_text(method: str) -> None:
 
 
 def test_every_method_of_the_catalogue_has_a_colour() -> None:
-    from fedbe.methods import CATALOGUE
+    from fedbe.algorithms.methods import METHODS
 
-    assert set(LIGHT_DARK) == {*CATALOGUE, "fedbe-tuned"}  # a row of Table 1 beside them
+    assert set(LIGHT_DARK) == {*METHODS, "fedbe-tuned"}  # a row of Table 1 beside them
     assert len(set(LIGHT_DARK.values())) == len(LIGHT_DARK)

@@ -9,54 +9,54 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from fedbe.cli import app
+from fedbe.analysis.runs import read_trial
+from fedbe.cli.app import app
 from fedbe.errors import DataError
+from fedbe.experiment import loop
+from fedbe.experiment.callbacks import Nobody
+from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.federation import ModelSpec
+from fedbe.experiment.saved_model import Loaded
 from fedbe.report.figures import draw
-from fedbe.report.trials import read_trial
-from fedbe.reproduce import analysis, confidence, features, play, table
-from fedbe.reproduce.play import Place
+from fedbe.reproduce import analysis, confidence, features, study_runner, table
 from fedbe.reproduce.study import Study, load_study
-from fedbe.simulation import run
-from fedbe.simulation.federation import ModelSpec
-from fedbe.simulation.use import Loaded
-from fedbe.simulation.workers import Pool
-from fedbe.watching import Nobody
+from fedbe.reproduce.study_runner import Place
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(1) as workers:
+def pool() -> Iterator[ProcessPool]:
+    with ProcessPool(1) as workers:
         yield workers
 
 
-def played(name: str, pool: Pool, root: Path) -> tuple[Study, list[Place]]:
+def played(name: str, pool: ProcessPool, root: Path) -> tuple[Study, list[Place]]:
     study = load_study(name)
-    places = list(play.places(study, "smoke", 1, root))
-    assert play.play(places, pool, Nobody(), "float32", lambda: False) == (True, {})
+    places = list(study_runner.places(study, "smoke", 1, root))
+    assert study_runner.play(places, pool, Nobody(), "float32", lambda: False) == (True, {})
     return study, places
 
 
 @pytest.fixture(scope="module")
-def roll(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, list[Place]]:
+def roll(pool: ProcessPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, list[Place]]:
     return played("fig-confidence", pool, tmp_path_factory.mktemp("confidence"))
 
 
 @pytest.fixture(scope="module")
-def seen(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, list[Place]]:
+def seen(pool: ProcessPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, list[Place]]:
     return played("fig-tsne", pool, tmp_path_factory.mktemp("features"))
 
 
-def analysed(study: Study, places: list[Place], pool: Pool | None) -> Any:
+def analysed(study: Study, places: list[Place], pool: ProcessPool | None) -> Any:
     whole, missing, charts = analysis.analyse(study, places, pool, lambda: False)
     assert whole
     return missing, charts
 
 
-def test_clients_are_judged_as_the_run_judged_them(roll: tuple[Study, list[Place]], pool: Pool) -> None:
+def test_clients_are_judged_as_the_run_judged_them(roll: tuple[Study, list[Place]], pool: ProcessPool) -> None:
     study, places = roll
     analysed(study, places, pool)
     folder = places[0].folder
-    told = run.read_rounds(folder)[-1]["test_clients"].values()
+    told = loop.read_rounds(folder)[-1]["test_clients"].values()
     found = analysis.read(folder)["clients"]
     assert found["models"] == 3
     assert found["accuracy"] == pytest.approx(sum(q["accuracy"] for q in told) / 3)
@@ -66,7 +66,7 @@ def test_clients_are_judged_as_the_run_judged_them(roll: tuple[Study, list[Place
     assert sum(right) / 600 == pytest.approx(found["accuracy"])
 
 
-def test_samples_are_other_models_than_the_clients(roll: tuple[Study, list[Place]], pool: Pool) -> None:
+def test_samples_are_other_models_than_the_clients(roll: tuple[Study, list[Place]], pool: ProcessPool) -> None:
     study, places = roll
     analysed(study, places, pool)
     found = analysis.read(places[0].folder)
@@ -74,7 +74,7 @@ def test_samples_are_other_models_than_the_clients(roll: tuple[Study, list[Place
     assert found["samples"]["bins"] != found["clients"]["bins"]
 
 
-def test_the_histogram_shows_what_was_counted(roll: tuple[Study, list[Place]], pool: Pool) -> None:
+def test_the_histogram_shows_what_was_counted(roll: tuple[Study, list[Place]], pool: ProcessPool) -> None:
     study, places = roll
     missing, (chart,) = analysed(study, places, pool)
     assert missing == {}
@@ -96,7 +96,7 @@ def test_right_and_wrong_fall_into_their_bins() -> None:
 
 
 def test_what_was_found_is_not_sought_again(
-    roll: tuple[Study, list[Place]], pool: Pool, monkeypatch: pytest.MonkeyPatch
+    roll: tuple[Study, list[Place]], pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study, places = roll
     _, (before,) = analysed(study, places, pool)
@@ -106,7 +106,7 @@ def test_what_was_found_is_not_sought_again(
 
 
 def test_a_part_of_a_study_is_looked_at_and_all_that_was_found_is_drawn(
-    roll: tuple[Study, list[Place]], pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    roll: tuple[Study, list[Place]], pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study, places = roll
     _, (whole,) = analysed(study, places, pool)
@@ -127,7 +127,7 @@ def test_a_part_of_a_study_is_looked_at_and_all_that_was_found_is_drawn(
     assert missing[other.cell] == "it has not been looked at yet"
 
 
-def test_an_analysis_can_be_stopped(roll: tuple[Study, list[Place]], pool: Pool) -> None:
+def test_an_analysis_can_be_stopped(roll: tuple[Study, list[Place]], pool: ProcessPool) -> None:
     study, places = roll
     assert analysis.analyse(study, places, pool, lambda: True) == (False, {}, [])
 
@@ -149,7 +149,7 @@ def test_purity_counts_neighbours_of_the_same_class() -> None:
     assert features.purity(line, torch.tensor([0, 1, 0, 1, 0, 1]), neighbours=2) == pytest.approx(4 / 12)
 
 
-def test_the_picture_has_a_point_for_each_image(seen: tuple[Study, list[Place]], pool: Pool) -> None:
+def test_the_picture_has_a_point_for_each_image(seen: tuple[Study, list[Place]], pool: ProcessPool) -> None:
     study, places = seen
     missing, (chart,) = analysed(study, places, pool)
     assert missing == {}
@@ -159,11 +159,11 @@ def test_the_picture_has_a_point_for_each_image(seen: tuple[Study, list[Place]],
     assert len(chart.panels[0].dots) == len(found["own"]["classes"]) == 109  # ones, threes and sixes of 359 digits
     assert set(found["foreign"]["classes"]) <= {"1", "3", "6"}
     assert 0 < found["own"]["purity"] <= 1
-    assert found["own"]["accuracy"] == run.read_rounds(places[0].folder)[-1]["test"]["accuracy"]
+    assert found["own"]["accuracy"] == loop.read_rounds(places[0].folder)[-1]["test"]["accuracy"]
 
 
 def test_data_that_no_foreign_images_go_with_are_drawn_alone(
-    seen: tuple[Study, list[Place]], pool: Pool, monkeypatch: pytest.MonkeyPatch
+    seen: tuple[Study, list[Place]], pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, places = seen
     monkeypatch.setattr(features, "FOREIGN", {})
@@ -174,7 +174,7 @@ def test_data_that_no_foreign_images_go_with_are_drawn_alone(
 
 
 def test_missing_foreign_images_are_said_and_sought_again(
-    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study, places = played("fig-tsne", pool, tmp_path)
     known = features.load_task

@@ -12,35 +12,35 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedbe.cli import app
+from fedbe.cli.app import app
 from fedbe.errors import RecipeError, RunError
-from fedbe.recipes import load
-from fedbe.report.spec import Chart
-from fedbe.reproduce import analysis, cost, play, table
-from fedbe.reproduce.play import Place
-from fedbe.reproduce.rounds import by_round
+from fedbe.experiment import loop
+from fedbe.experiment.callbacks import Nobody
+from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.recipe_files import load_recipe
+from fedbe.report.chart import Chart
+from fedbe.reproduce import analysis, cost, study_runner, table
+from fedbe.reproduce.round_curves import by_round
 from fedbe.reproduce.study import SCALES, Study, available, load_study
-from fedbe.simulation import run
-from fedbe.simulation.workers import Pool
-from fedbe.watching import Nobody
+from fedbe.reproduce.study_runner import Place
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(2) as workers:
+def pool() -> Iterator[ProcessPool]:
+    with ProcessPool(2) as workers:
         yield workers
 
 
-def _play(name: str, pool: Pool, root: Path, seeds: int = 1) -> tuple[Study, list[Place]]:
+def _play(name: str, pool: ProcessPool, root: Path, seeds: int = 1) -> tuple[Study, list[Place]]:
     study = load_study(name)
-    places = list(play.places(study, "smoke", seeds, root))
-    whole, missing = play.play(places, pool, Nobody(), "float32", lambda: False)
+    places = list(study_runner.places(study, "smoke", seeds, root))
+    whole, missing = study_runner.play(places, pool, Nobody(), "float32", lambda: False)
     assert whole
     assert missing == {}
     return study, places
 
 
-def _analyse(study: Study, places: list[Place], pool: Pool) -> list[Chart]:
+def _analyse(study: Study, places: list[Place], pool: ProcessPool) -> list[Chart]:
     if not study.analysis:
         return []
     whole, missing, charts = analysis.analyse(study, places, pool, lambda: False)
@@ -50,7 +50,7 @@ def _analyse(study: Study, places: list[Place], pool: Pool) -> list[Chart]:
 
 
 @pytest.mark.parametrize("name", available())
-def test_every_study_runs_end_to_end(name: str, pool: Pool, tmp_path: Path) -> None:
+def test_every_study_runs_end_to_end(name: str, pool: ProcessPool, tmp_path: Path) -> None:
     study, places = _play(name, pool, tmp_path)
     charts = _analyse(study, places, pool)
     path, pictures = table.write(study, "smoke", places, {}, tmp_path, charts)
@@ -65,7 +65,7 @@ def test_every_study_runs_end_to_end(name: str, pool: Pool, tmp_path: Path) -> N
         assert len(numbers) == 1 + len(chart.table.rows)
     rows = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
     assert len(rows) == len(study.cells("smoke"))
-    one_round = all(len(run.read_rounds(place.folder)) == 1 for place in places)
+    one_round = all(len(loop.read_rounds(place.folder)) == 1 for place in places)
     drawn = [picture.stem for picture in pictures]
     assert drawn == [*([] if one_round or study.analysis else ["rounds"]), *(chart.id for chart in charts)]
 
@@ -90,32 +90,32 @@ def test_the_list_fits_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         assert lines[place + 1] == f"  {load_study(name).title}"
 
 
-def test_what_is_done_is_not_run_again(pool: Pool, tmp_path: Path) -> None:
+def test_what_is_done_is_not_run_again(pool: ProcessPool, tmp_path: Path) -> None:
     _, places = _play("table3", pool, tmp_path)
     before = [(p.folder / "rounds.jsonl").stat().st_mtime_ns for p in places]
     _play("table3", pool, tmp_path)
     assert [(p.folder / "rounds.jsonl").stat().st_mtime_ns for p in places] == before
 
 
-def test_a_run_of_other_settings_is_not_passed_off_as_the_study_s(pool: Pool, tmp_path: Path) -> None:
-    (place, *_) = play.places(load_study("table3"), "smoke", 1, tmp_path)
-    run.create(place.folder, load("digits"), "fedbe", 0, "float32")
+def test_a_run_of_other_settings_is_not_passed_off_as_the_study_s(pool: ProcessPool, tmp_path: Path) -> None:
+    (place, *_) = study_runner.places(load_study("table3"), "smoke", 1, tmp_path)
+    loop.create(place.folder, load_recipe("digits"), "fedbe", 0, "float32")
     with pytest.raises(RunError, match="was run with other settings"):
-        play.play([place], pool, Nobody(), "float32", lambda: False)
+        study_runner.play([place], pool, Nobody(), "float32", lambda: False)
 
 
-def test_a_run_that_was_made_otherwise_with_the_same_settings_is_taken(pool: Pool, tmp_path: Path) -> None:
-    (place, *_) = play.places(load_study("table1"), "smoke", 1, tmp_path)
+def test_a_run_that_was_made_otherwise_with_the_same_settings_is_taken(pool: ProcessPool, tmp_path: Path) -> None:
+    (place, *_) = study_runner.places(load_study("table1"), "smoke", 1, tmp_path)
     renamed = place.recipe.model_copy(update={"name": "own", "method": "fedavg"})
-    run.create(place.folder, renamed, place.recipe.method, 0, "float32")
-    assert run.execute(place.folder, pool, Nobody())
-    assert play.play([place], pool, Nobody(), "float32", lambda: False) == (True, {})
-    for other in ({"seed": 1}, {"recipe": load("digits")}):
+    loop.create(place.folder, renamed, place.recipe.method, 0, "float32")
+    assert loop.execute(place.folder, pool, Nobody())
+    assert study_runner.play([place], pool, Nobody(), "float32", lambda: False) == (True, {})
+    for other in ({"seed": 1}, {"recipe": load_recipe("digits")}):
         with pytest.raises(RunError, match="was run with other settings"):
-            play.play([replace(place, **other)], pool, Nobody(), "float32", lambda: False)
+            study_runner.play([replace(place, **other)], pool, Nobody(), "float32", lambda: False)
 
 
-def test_records_without_weights_still_make_the_table_and_the_picture(pool: Pool, tmp_path: Path) -> None:
+def test_records_without_weights_still_make_the_table_and_the_picture(pool: ProcessPool, tmp_path: Path) -> None:
     """`results/` holds no weights: the command that made them draws its tables again and trains nothing."""
     study, places = _play("table1", pool, tmp_path)
     before, _ = table.write(study, "smoke", places, {}, tmp_path)
@@ -155,16 +155,16 @@ def test_no_train_makes_no_folder_where_there_is_none(tmp_path: Path) -> None:
     assert not (tmp_path / "typo").exists()
 
 
-def test_two_precisions_are_not_averaged(pool: Pool, tmp_path: Path) -> None:
-    one, two, *_ = play.places(load_study("table3"), "smoke", 1, tmp_path)
-    run.create(one.folder, one.recipe, one.recipe.method, 0, "bfloat16")
+def test_two_precisions_are_not_averaged(pool: ProcessPool, tmp_path: Path) -> None:
+    one, two, *_ = study_runner.places(load_study("table3"), "smoke", 1, tmp_path)
+    loop.create(one.folder, one.recipe, one.recipe.method, 0, "bfloat16")
     with pytest.raises(RunError, match="must have one precision"):
-        play.play([one, two], pool, Nobody(), "float32", lambda: False)
+        study_runner.play([one, two], pool, Nobody(), "float32", lambda: False)
     assert not two.folder.exists()
-    play.check([one, two])
-    run.create(two.folder, two.recipe, two.recipe.method, 0, "float32")
+    study_runner.check([one, two])
+    loop.create(two.folder, two.recipe, two.recipe.method, 0, "float32")
     with pytest.raises(RunError, match="must have one precision"):
-        play.check([one, two])
+        study_runner.check([one, two])
 
 
 def test_columns_without_a_finished_run_are_named_below_the_table() -> None:
@@ -181,7 +181,7 @@ def test_columns_without_a_finished_run_are_named_below_the_table() -> None:
 def test_the_picture_by_round_has_a_line_for_each_method_in_its_own_colour(tmp_path: Path) -> None:
     study = load_study("table1")
     wanted = {("step", "fedavg", "convnet"), ("step", "fedbe-tuned", "convnet"), ("step", "1-ensemble", "convnet")}
-    places = [p for p in play.places(study, "paper", 2, tmp_path) if p.cell in wanted]
+    places = [p for p in study_runner.places(study, "paper", 2, tmp_path) if p.cell in wanted]
     for place in places:
         _play_by_hand(place)
     chart = by_round(study.with_changes(["training.lr=1"]), "paper", places)
@@ -199,8 +199,8 @@ def test_the_picture_by_round_has_a_line_for_each_method_in_its_own_colour(tmp_p
     assert chart.note == ""
 
 
-def _play_by_hand(place: play.Place) -> None:
-    run.create(place.folder, place.recipe, place.recipe.method, place.seed, "float32")
+def _play_by_hand(place: study_runner.Place) -> None:
+    loop.create(place.folder, place.recipe, place.recipe.method, place.seed, "float32")
     rounds = (1,) if place.cell[1] == "1-ensemble" else (1, 2)
     lines = [{"round": r, "test": {"accuracy": 0.1 * r + 0.02 * place.seed}} for r in rounds]
     (place.folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -210,7 +210,7 @@ def test_a_panel_compares_only_seeds_that_all_its_lines_have(tmp_path: Path) -> 
     study = load_study("table1")
     cells = {("step", "fedavg", "convnet"): (0, 1, 2), ("step", "fedbe", "convnet"): (0, 2)}
     cells |= {("dirichlet", "fedavg", "convnet"): (1,)}
-    places = [p for p in play.places(study, "paper", 3, tmp_path) if p.seed in cells.get(p.cell, ())]
+    places = [p for p in study_runner.places(study, "paper", 3, tmp_path) if p.seed in cells.get(p.cell, ())]
     for place in places:
         _play_by_hand(place)
     chart = by_round(study, "paper", places)
@@ -224,7 +224,7 @@ def test_a_panel_compares_only_seeds_that_all_its_lines_have(tmp_path: Path) -> 
 
 
 def test_other_values_than_methods_have_colours_that_differ() -> None:
-    from fedbe.reproduce.rounds import _colours
+    from fedbe.reproduce.round_curves import _colours
 
     colours = _colours(("fedavg", "CIFAR-10", "none"))
     assert colours["fedavg"] == "fedavg"
@@ -232,30 +232,30 @@ def test_other_values_than_methods_have_colours_that_differ() -> None:
 
 
 def test_two_views_of_one_run_are_one_run(tmp_path: Path) -> None:
-    places = list(play.places(load_study("fig-ensemble"), "paper", 1, tmp_path))
+    places = list(study_runner.places(load_study("fig-ensemble"), "paper", 1, tmp_path))
     assert len(places) == 4
     assert len({p.folder for p in places}) == 2
 
 
-def test_a_stopped_study_goes_on(pool: Pool, tmp_path: Path) -> None:
+def test_a_stopped_study_goes_on(pool: ProcessPool, tmp_path: Path) -> None:
     study = load_study("table3")
-    places = list(play.places(study, "smoke", 1, tmp_path))
-    whole, _ = play.play(places, pool, Nobody(), "float32", lambda: play.rounds_left(places[1]) == 1)
+    places = list(study_runner.places(study, "smoke", 1, tmp_path))
+    whole, _ = study_runner.play(places, pool, Nobody(), "float32", lambda: study_runner.rounds_left(places[1]) == 1)
     assert not whole
-    assert [play.rounds_left(p) for p in places] == [0, 1] + [2] * (len(places) - 2)
+    assert [study_runner.rounds_left(p) for p in places] == [0, 1] + [2] * (len(places) - 2)
     half = table.markdown(study, "smoke", table.collect(study, places), {})
     assert "| – |" in half
-    now = 100 * run.read_rounds(places[1].folder)[0]["test"]["accuracy"]
+    now = 100 * loop.read_rounds(places[1].folder)[0]["test"]["accuracy"]
     assert half.endswith(f"\n\nUnder way: {' / '.join(places[1].cell)}, seed 0: {now:.1f} after round 1 of 2.\n")
     _play("table3", pool, tmp_path)
-    assert sum(play.rounds_left(p) for p in places) == 0
+    assert sum(study_runner.rounds_left(p) for p in places) == 0
 
 
-def test_missing_data_is_said_not_hidden(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_is_said_not_hidden(pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDBE_DATA", str(tmp_path / "empty"))
     study = load_study("table5")
-    places = list(play.places(study, "cpu", 1, tmp_path))
-    whole, missing = play.play(places, pool, Nobody(), "float32", lambda: False)
+    places = list(study_runner.places(study, "cpu", 1, tmp_path))
+    whole, missing = study_runner.play(places, pool, Nobody(), "float32", lambda: False)
     assert whole
     assert set(missing) == set(study.cells("cpu"))
     text = table.markdown(study, "cpu", table.collect(study, places), missing)
@@ -321,9 +321,9 @@ def test_the_papers_headline_is_typed_in_right() -> None:
 def test_the_exact_protocol_is_the_papers() -> None:
     study = load_study("table1")
     recipe = study.recipe_for(("step", "fedbe", "resnet20"), "paper")
-    assert (recipe.training.rounds, recipe.training.epochs, recipe.training.batch) == (40, 20, 40)
+    assert (recipe.training.rounds, recipe.training.epochs, recipe.training.batch_size) == (40, 20, 40)
     assert (recipe.split.major_classes, recipe.split.minor_images, recipe.data.server) == (2, 10, 10_000)
-    assert recipe.method_for().settings()["samples"] == 10
+    assert recipe.method_for().settings()["num_samples"] == 10
     assert study.limits("paper").seeds == 5
 
 
@@ -368,12 +368,12 @@ def test_the_documentation_says_what_the_scale_cpu_changes(name: str, monkeypatc
 def test_the_cost_of_a_run_is_its_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """FedBE, one round: 40,000 × 2 + 10,000 × (20 epochs + 21 voters × 0.3) + 10,000 tests × 0.3 = 346,000 images."""
     monkeypatch.setattr(cost, "_speed", lambda *_: 1000.0)
-    recipe = load("cifar10-step", ("training.rounds=1", "training.epochs=2"))
+    recipe = load_recipe("cifar10-step", ("training.rounds=1", "training.epochs=2"))
     assert cost.run_seconds(recipe) == pytest.approx(346)
 
 
 def test_runs_that_begin_alike_train_their_first_round_once(
-    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cost, "_speed", lambda *_: 1000.0)
     study = load_study("one-round")
@@ -381,16 +381,16 @@ def test_runs_that_begin_alike_train_their_first_round_once(
     training = 40_000 * 200 / 1000
     assert cost.seconds(study, "paper") == pytest.approx(5 * (sum(map(cost.run_seconds, recipes)) - 6 * training))
 
-    monkeypatch.setattr("fedbe.simulation.round.WORTH_SECONDS", -1.0)
+    monkeypatch.setattr("fedbe.experiment.round.WORTH_SECONDS", -1.0)
     trained: list[int] = []
-    plain = Pool.map
+    plain = ProcessPool.map
 
-    def noted(self: Pool, jobs: Any, **options: Any) -> Any:
+    def noted(self: ProcessPool, jobs: Any, **options: Any) -> Any:
         if "should_stop" in options:  # only training can be stopped
             trained.extend(job.client for job in jobs if job.round == 1)
         return plain(self, jobs, **options)
 
-    monkeypatch.setattr(Pool, "map", noted)
+    monkeypatch.setattr(ProcessPool, "map", noted)
     _, places = _play("one-round", pool, tmp_path)
     assert len({p.folder for p in places}) == 3
     assert sorted(trained) == list(range(10))
@@ -407,7 +407,7 @@ def test_a_run_that_two_cells_look_at_costs_once(monkeypatch: pytest.MonkeyPatch
 def test_embedded_data_is_not_made_smaller_but_for_smoke() -> None:
     study = load_study("fig-confidence")
     cell = ("swissroll", "clients", "ECE")
-    assert study.recipe_for(cell, "cpu") == study.recipe_for(cell, "paper") == load("swissroll")
+    assert study.recipe_for(cell, "cpu") == study.recipe_for(cell, "paper") == load_recipe("swissroll")
     small = study.recipe_for(cell, "smoke")
     assert (small.data.source, small.model.name, small.training.rounds) == ("swissroll", "mlp", 2)
     assert study.recipe_for(("cifar10", "clients", "ECE"), "smoke").data.source == "digits"
@@ -430,9 +430,9 @@ def test_a_number_of_no_cell_is_refused() -> None:
               axes={"r": {"a": ()}, "c": {"b": ()}}, paper={"a/c": (1.0,)})  # fmt: skip
 
 
-def test_runs_are_ordinary_runs(pool: Pool, tmp_path: Path) -> None:
+def test_runs_are_ordinary_runs(pool: ProcessPool, tmp_path: Path) -> None:
     _, places = _play("table6", pool, tmp_path)
-    assert run.read_info(places[0].folder).final is not None
+    assert loop.read_info(places[0].folder).final is not None
 
 
 def test_a_part_of_a_table_and_other_settings_can_be_asked_for(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from fedbe.reproduce import play, table
-from fedbe.reproduce.rounds import by_round
+from fedbe.experiment import loop
+from fedbe.reproduce import study_runner, table
+from fedbe.reproduce.round_curves import by_round
 from fedbe.reproduce.study import load_study
-from fedbe.simulation import run
 
 RESULTS = Path(__file__).parents[2] / "results"
 # Seeds, and what was changed: results/README.md says why.
@@ -23,8 +23,8 @@ MINIMUM = {"resnet20": 10, "late-rounds": 28}
 @pytest.mark.parametrize(("name", "seeds", "changes"), STUDIES)
 def test_the_table_is_made_of_the_records_beside_it(name: str, seeds: int, changes: tuple[str, ...]) -> None:
     study, root = load_study(name).with_changes(changes), RESULTS / f"reproduce-{name}-paper"
-    places = list(play.places(study, "paper", seeds, root))
-    play.check(places)
+    places = list(study_runner.places(study, "paper", seeds, root))
+    study_runner.check(places)
     picture = by_round(study, "paper", places)
     rows = table.collect(study, places)
     assert (root / "table.md").read_text() == table.markdown(study, "paper", rows, {}, [picture] if picture else [])
@@ -41,10 +41,10 @@ def test_every_record_is_whole_and_of_a_clean_commit() -> None:
     folders = [path.parent for path in RESULTS.rglob("run.json")]
     assert folders
     for folder in folders:
-        info, recipe = run.read_info(folder), run.read_recipe(folder)
+        info, recipe = loop.read_info(folder), loop.read_recipe(folder)
         rounds = 1 if recipe.method_for(info.method).one_round else recipe.training.rounds
-        played = rounds if info.finished else len(run.read_rounds(folder))
+        played = rounds if info.finished else len(loop.read_rounds(folder))
         place = folder.relative_to(RESULTS).as_posix()
         assert played >= next((least for part, least in MINIMUM.items() if part in place), rounds)
-        assert [r["round"] for r in run.read_rounds(folder)] == list(range(1, played + 1))
+        assert [r["round"] for r in loop.read_rounds(folder)] == list(range(1, played + 1))
         assert len(info.made_with["commit"]) == 40  # " and uncommitted changes" would follow

@@ -6,11 +6,11 @@ from flwr.serverapp import Grid, ServerApp
 
 import fedbe.flower
 from digits_app.task import Net, parts, pixels
-from fedbe.methods import get
+from fedbe.algorithms.methods import get
 
 torch.set_num_threads(1)  # the model is small, and threads would change the last bits
 
-DISTILLATION = {"server_lr": 3e-3}  # 300 images make few steps, so longer ones
+DISTILLATION = {"distill_lr": 3e-3}  # 300 images make few steps, so longer ones
 
 app = ServerApp()
 
@@ -33,7 +33,7 @@ def main(grid: Grid, context: Context) -> None:
         total_clients=clients,
         identify=True,
         folder=config["folder"] or None,
-        **DISTILLATION if "server_lr" in get(str(config["method"])).settings() else {},
+        **DISTILLATION if "distill_lr" in get(str(config["method"])).settings() else {},
     )
 
     def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:

@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from fedbe.data import Dataset, Split, load, split
+from fedbe.data import Dataset, Split, load_task, split
 
 SERVER_IMAGES = 300  # without labels: what the methods that distil need
 
@@ -24,7 +24,7 @@ class Net(nn.Sequential):
 @cache
 def parts(clients: int, seed: int) -> tuple[Dataset, Dataset, Split]:
     """Training data, test data, and who has which of the training data: a function of (clients, seed)."""
-    task = load("digits")
+    task = load_task("digits")
     kind = split(
         "step", task.train.labels, clients=clients, server=SERVER_IMAGES, seed=seed, major_classes=4, minor_images=2
     )

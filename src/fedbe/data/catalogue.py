@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedbe.data import cifar, idx, tiny_imagenet
 from fedbe.data.dataset import Task
+from fedbe.data.readers import cifar, idx, tiny_imagenet
 from fedbe.errors import DataError
 
 Reader = Callable[[str, Path], Task]
@@ -68,7 +68,7 @@ FASHION_FILES = {
     "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
 }
 
-CATALOGUE: Mapping[str, Known] = {
+DATASETS: Mapping[str, Known] = {
     "digits": Known("1,797 digits, 8×8, 10 classes", "CC BY 4.0"),
     "swissroll": Known("1,800 points, 3 classes", "made here"),
     "cifar10": Known(
@@ -156,7 +156,7 @@ def data_root(root: Path | None = None) -> Path:
 
 def here(name: str, root: Path | None = None) -> Path | None:
     """The directory or archive of a known set under the data directory, if it is there."""
-    places = [data_root(root) / place for place in CATALOGUE[name].places]
+    places = [data_root(root) / place for place in DATASETS[name].places]
     return next((place for place in places if place.exists()), None)
 
 

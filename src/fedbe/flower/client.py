@@ -18,15 +18,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedbe.clients.train import LocalSettings, train
+from fedbe.algorithms.client.training import LocalSettings, train
+from fedbe.core.inputs import Augmentation, Inputs, as_inputs
+from fedbe.core.model_runner import ModelRunner, Plan
+from fedbe.core.random import generator
+from fedbe.core.state import Layout, ModelState
+from fedbe.core.updates import ClientId
 from fedbe.errors import SettingError, StateError
 from fedbe.flower import wire
 from fedbe.flower.arrays import expected, expected_extra, read, split, to_record
-from fedbe.inputs import Augmentation, Inputs, as_inputs
-from fedbe.seeds import generator
-from fedbe.states import Layout, ModelState
-from fedbe.updates import ClientId
-from fedbe.workbench import Plan, Workbench
 
 MEMORY = "fedbe.memory"  # the record in the Context's state, which Flower keeps between the rounds of a run
 
@@ -45,7 +45,7 @@ class Reply:
     """
 
     state: Mapping[str, Tensor]
-    examples: int
+    num_examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     extras: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     memory: Mapping[str, Tensor] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Job:
     """
 
     order: wire.Order
-    client: ClientId
+    client_id: ClientId
     config: ConfigRecord
     context: Context
     arrays: Mapping[str, Array]
@@ -89,22 +89,22 @@ class Job:
         plan: Plan | None = None,
     ) -> Reply:
         """Local SGD from the global model with the rules of the server's method; reproducible."""
-        bench = Workbench(model, plan)
-        state, broadcast, memory = self._given(bench.layout)
+        runner = ModelRunner(model, plan)
+        state, broadcast, memory = self._given(runner.layout)
         done = train(
-            bench,
+            runner,
             state,
             as_inputs(inputs, augment, "inputs"),
             labels,
             settings or LocalSettings(),
-            generator(self.order.seed, self.round, "train", self.client),
+            generator(self.order.seed, self.round, "train", self.client_id),
             rules=self.order.method.rules,
             broadcast=broadcast,
             memory=memory,
         )
         metrics = {"train-loss": done.loss} if math.isfinite(done.loss) else {}
-        extras = {name: bench.layout.unpack_params(vector) for name, vector in done.extras.items()}
-        state_dict, method = bench.layout.unpack(done.state), self.order.method.name
+        extras = {name: runner.layout.unpack_params(vector) for name, vector in done.extras.items()}
+        state_dict, method = runner.layout.unpack(done.state), self.order.method.name
         return Reply(state_dict, len(labels), metrics, extras, done.memory, method)
 
     def _given(self, layout: Layout) -> tuple[ModelState, dict[str, Any], dict[str, Any]]:
@@ -138,7 +138,7 @@ def client_app(train: Callable[[Job], Reply]) -> ClientApp:
         if reply.memory:
             context.state[MEMORY] = to_record(reply.memory)
         key = next(iter(message.content.array_records))
-        metrics: dict[str, Any] = {job.order.weight: reply.examples, **reply.metrics}
+        metrics: dict[str, Any] = {job.order.weight: reply.num_examples, **reply.metrics}
         content = RecordDict(
             {
                 key: to_record(reply.state, reply.extras),
@@ -163,7 +163,7 @@ def _job(message: Message, context: Context) -> Job:
     client = wire.client_id(context)
     return Job(
         order=wire.read_order(message.content),
-        client=context.node_id if client is None else client,
+        client_id=context.node_id if client is None else client,
         config=next(iter(configs.values()), ConfigRecord()),
         context=context,
         arrays=next(iter(records.values())),

@@ -22,8 +22,8 @@ from typing import Any
 
 import tomli_w
 
+from fedbe.core.files import write_json, write_whole
 from fedbe.errors import RunError
-from fedbe.files import write_json, write_whole
 from fedbe.flower import _ready, processes
 
 LINK = "superlink"

@@ -19,12 +19,12 @@ import torch
 from flwr.app import MetricRecord
 
 import fedbe
+from fedbe.algorithms.server.api import Server
+from fedbe.core.files import append_line, locked, make_folder, write_json, write_whole
+from fedbe.core.state import Layout, ModelState
 from fedbe.errors import RunError
-from fedbe.files import append_line, locked, make_folder, write_json, write_whole
-from fedbe.servers.door import Server
-from fedbe.simulation import checkpoint
-from fedbe.simulation.round import RunState
-from fedbe.states import Layout, ModelState
+from fedbe.experiment import checkpoint
+from fedbe.experiment.round import RunState
 
 
 class Journal:
@@ -121,7 +121,7 @@ def _ordered(value: Any) -> Any:
 
 def _identity(server: Server) -> dict[str, str]:
     """What must be the same to go on."""
-    layout = server.bench.layout
+    layout = server.runner.layout
     shapes = [[(s.name, list(s.shape), str(s.dtype)) for s in part] for part in (layout.params, layout.buffers)]
     counters = [(name, list(shape), str(dtype)) for name, (shape, dtype) in layout.counters.items()]
     model = json.dumps([shapes, counters, layout.keys])

@@ -10,8 +10,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from fedbe.core.updates import ClientId
 from fedbe.flower import wire
-from fedbe.updates import ClientId
 
 ASK_SECONDS = 120.0  # a deployed node starts a process, which imports torch, for every message
 

@@ -15,8 +15,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from fedbe.core.files import write_json
 from fedbe.errors import ExtraError, RunError
-from fedbe.files import write_json
 
 MARK = "FEDBE_PROCESS"
 PROC = Path("/proc")

@@ -10,14 +10,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.common.logger import log
 from torch import Tensor
 
+from fedbe.algorithms.methods import Method
+from fedbe.algorithms.server.guard import SetAside
+from fedbe.core.state import Layout
+from fedbe.core.updates import ClientId, ClientUpdate
 from fedbe.errors import StateError
 from fedbe.flower import wire
 from fedbe.flower.arrays import expected, expected_extra, read, split
 from fedbe.flower.nodes import Nodes, sender
-from fedbe.guard import SetAside
-from fedbe.methods import Method
-from fedbe.states import Layout
-from fedbe.updates import ClientId, ClientUpdate
 
 
 @dataclass(frozen=True, eq=False)

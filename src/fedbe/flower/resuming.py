@@ -31,7 +31,7 @@ def resume(
         strategy.restore(state)
         if state is None:
             return strategy.play(grid, initial_arrays, num_rounds, evaluate_fn, **others)
-        arrays = to_record(strategy.server.bench.layout.unpack(state.model))
+        arrays = to_record(strategy.server.runner.layout.unpack(state.model))
         # With no round left this still evaluates and writes the model: a run may have been stopped just before.
         found = strategy.play(grid, arrays, max(num_rounds - state.round, 0), evaluate_fn, **others)
         found.arrays = found.arrays or arrays

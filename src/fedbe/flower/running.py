@@ -13,8 +13,8 @@ from typing import Any
 import safetensors
 import tomli_w
 
+from fedbe.core.files import locked, make_folder
 from fedbe.errors import BusyError, RunError, SettingError, nearest
-from fedbe.files import locked, make_folder
 from fedbe.flower.deployment import Deployment
 
 POLL_SECONDS = 2.0

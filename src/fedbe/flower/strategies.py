@@ -1,7 +1,7 @@
 """Every method of the catalogue as a Flower strategy: one class, driven by the catalogue.
 
 Sampling, guard, stages and report are those of the rest of the package: `aggregate_train` ends in
-`fedbe.servers.step.server_step`, by way of `fedbe.Server`.
+`fedbe.algorithms.server.step.server_step`, by way of `fedbe.Server`.
 """
 
 import inspect
@@ -19,18 +19,18 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from torch import Tensor, nn
 
+from fedbe.algorithms.server.api import RoundInfo, server
+from fedbe.algorithms.server.guard import SetAside, checked_examples, printable
+from fedbe.core.random import generator
+from fedbe.core.state import ModelState
+from fedbe.core.updates import ClientId
 from fedbe.errors import AggregationError, SettingError, StateError
+from fedbe.experiment.round import RunState
 from fedbe.flower import wire
 from fedbe.flower.arrays import expected, read, split, to_record
 from fedbe.flower.journal import Journal
 from fedbe.flower.nodes import Nodes, sender
 from fedbe.flower.replies import Replies, check_worked, comparable, weight_of
-from fedbe.guard import SetAside, checked_examples, printable
-from fedbe.seeds import generator
-from fedbe.servers.door import RoundInfo, server
-from fedbe.simulation.round import RunState
-from fedbe.states import ModelState
-from fedbe.updates import ClientId
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 _FLOWERS = tuple(n for n in inspect.signature(FlowerFedAvg.__init__).parameters if n != "self")
@@ -93,7 +93,7 @@ class CatalogueStrategy(FlowerFedAvg):
         self, grid: Grid, arrays: ArrayRecord, num_rounds: int, evaluate_fn: Evaluate | None, **others: Any
     ) -> Result:
         """Flower's loop, from where the server stands and with its round numbers; then the final model is written."""
-        before, layout = self._before, self.server.bench.layout
+        before, layout = self._before, self.server.runner.layout
         if self.method.one_round and before + num_rounds > 1:
             raise SettingError(f"{self.method.title} is defined for one round: set num_rounds to 1, got {num_rounds}")
         self.server.rounds = before + num_rounds
@@ -143,7 +143,7 @@ class CatalogueStrategy(FlowerFedAvg):
 
     def _message(self, node: int, plain: ArrayRecord, config: ConfigRecord, number: int) -> Message:
         memory, owed = self.nodes.owed(node)
-        named = {wire.MEMORY + n: self.server.bench.layout.unpack_params(t) for n, t in owed.items()}
+        named = {wire.MEMORY + n: self.server.runner.layout.unpack_params(t) for n, t in owed.items()}
         record = ArrayRecord({**plain, **to_record({}, named)}) if named else plain
         order = wire.Order(self.method, self.server.seed, number, memory, self.weighted_by_key)
         content = RecordDict({self.arrayrecord_key: record, self.configrecord_key: config, wire.RECORD: order.record()})
@@ -158,7 +158,7 @@ class CatalogueStrategy(FlowerFedAvg):
         sent, previous, begin = self._asked
         if not sent:
             return None, None
-        nodes, layout = [m.metadata.dst_node_id for m in sent], self.server.bench.layout
+        nodes, layout = [m.metadata.dst_node_id for m in sent], self.server.runner.layout
         came = Replies(replies, sent, self.nodes, self.method, layout, self.weighted_by_key)
         self.server.total_clients = self._total or self.nodes.count
         try:
@@ -213,7 +213,7 @@ class CatalogueStrategy(FlowerFedAvg):
         return average(chosen, self.weighted_by_key) if chosen else None
 
     def _read(self, arrays: ArrayRecord) -> dict[str, Tensor]:
-        return read(split(arrays)[0], expected(self.server.bench.layout), "the global model")
+        return read(split(arrays)[0], expected(self.server.runner.layout), "the global model")
 
     def _sample(self, grid: Grid, fraction: float, minimum: int, role: str, number: int) -> list[int]:
         """Nodes for one purpose in one round, drawn by our seeds."""
@@ -235,19 +235,19 @@ class CatalogueStrategy(FlowerFedAvg):
         qualities = {n: q.as_dict() for n in ("average", "ensemble", "student") if (q := getattr(info.step, n))}
         everybody = [*aside, *info.set_aside]
         for one in everybody:
-            log(WARNING, "round %s: client %s is set aside: %s", info.round, one.client, one.reason)
+            log(WARNING, "round %s: client %s is set aside: %s", info.round, one.client_id, one.reason)
         return {
             "round": info.round,
             "method": self.method.name,
             "clients": list(info.clients),
-            "set_aside": [{"client": s.client, "reason": s.reason} for s in everybody],
+            "set_aside": [{"client": s.client_id, "reason": s.reason} for s in everybody],
             "server": qualities | ({} if info.step.disagreement is None else {"disagreement": info.step.disagreement}),
             "seconds": {**info.step.seconds, "round": seconds},
         }
 
 
 def _also(aside: list[SetAside]) -> str:
-    shown = "; ".join(f"client {s.client}: {s.reason}" for s in aside[:3])
+    shown = "; ".join(f"client {s.client_id}: {s.reason}" for s in aside[:3])
     return f" Unreadable: {shown}{f'; and {len(aside) - 3} more' if len(aside) > 3 else ''}." if aside else ""
 
 

@@ -11,10 +11,10 @@ from typing import Any, TypeGuard
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from fedbe import methods
+from fedbe.algorithms import methods
+from fedbe.algorithms.methods import Method
+from fedbe.core.updates import ClientId
 from fedbe.errors import SettingError
-from fedbe.methods import Method
-from fedbe.updates import ClientId
 
 RECORD = "fedbe"
 ASK = "query.fedbe"  # the message that asks a node for its client id

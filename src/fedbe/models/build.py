@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedbe.core.random import global_rng
 from fedbe.errors import SettingError, nearest
 from fedbe.models.convnet import ConvNet
 from fedbe.models.mlp import MLP
 from fedbe.models.mobilenet import MobileNetV2
 from fedbe.models.resnet import ResNet
-from fedbe.seeds import global_rng
 
 
 def _resnet(depth: int) -> Callable[..., nn.Module]:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from fedbe.states import ModelState
+from fedbe.core.state import ModelState
 
 
 class Posterior(Protocol):

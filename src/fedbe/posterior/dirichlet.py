@@ -7,10 +7,10 @@ from numbers import Real
 import numpy as np
 import torch
 
+from fedbe.core.random import numpy_generator
+from fedbe.core.state import ModelState, weighted_mean
+from fedbe.core.updates import ClientId, Update
 from fedbe.errors import SettingError
-from fedbe.seeds import numpy_generator
-from fedbe.states import ModelState, weighted_mean
-from fedbe.updates import ClientId, Update
 
 MOST_ALPHA = 1e15  # the mean to the last bit; far beyond it the draws overflow
 
@@ -47,14 +47,14 @@ class Dirichlet:
 
     def weights(self, gamma: np.ndarray | Sequence[float]) -> list[float]:
         """γ_i n_i / Σ_j γ_j n_j: how much of each client goes into the model at γ."""
-        parts = np.asarray(gamma, dtype=np.float64) * np.array([u.examples for u in self.updates], np.float64)
+        parts = np.asarray(gamma, dtype=np.float64) * np.array([u.num_examples for u in self.updates], np.float64)
         return [float(p) for p in parts / parts.sum()]
 
 
 def _alphas(updates: Sequence[Update], alpha: float | Mapping[ClientId, float]) -> np.ndarray:
     if isinstance(alpha, Mapping):
-        keys = [u.client if u.client in alpha else str(u.client) for u in updates]
-        if missing := [u.client for u, key in zip(updates, keys, strict=True) if key not in alpha]:
+        keys = [u.client_id if u.client_id in alpha else str(u.client_id) for u in updates]
+        if missing := [u.client_id for u, key in zip(updates, keys, strict=True) if key not in alpha]:
             raise SettingError(f"`alpha` must name every client, got none for {missing[0]!r}")
         values = [alpha[key] for key in keys]
     else:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedbe.core.state import ModelState, Moments, Slot
+from fedbe.core.updates import Update
 from fedbe.errors import SettingError
-from fedbe.states import ModelState, Moments, Slot
-from fedbe.updates import Update
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Gaussian:
     def fit(cls, updates: Iterable[Update], *, scale: float = 1.0, sample_buffers: bool = False) -> "Gaussian":
         moments = Moments(variance=True)
         for update in updates:
-            moments.add(update.state, update.examples)
+            moments.add(update.state, update.num_examples)
         return cls.of(moments, scale=scale, sample_buffers=sample_buffers)
 
     @classmethod

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedbe.files import write_whole
+from fedbe.analysis.runs import find, read_studies, readable
+from fedbe.core.files import write_whole
+from fedbe.report.chart import Section
 from fedbe.report.page import render
 from fedbe.report.sections import build
-from fedbe.report.spec import Section
-from fedbe.report.trials import find, read_studies, readable
 
 __all__ = ["build", "find", "read_studies", "readable", "render", "write_page"]
 

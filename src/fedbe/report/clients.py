@@ -3,13 +3,13 @@
 from functools import lru_cache
 
 from fedbe import data
+from fedbe.analysis.runs import Study
 from fedbe.data import Task
-from fedbe.data.registry import is_function
+from fedbe.data.sources import is_function
 from fedbe.errors import FedBEError
-from fedbe.recipes import Recipe
-from fedbe.report.spec import Chart, Panel, Table
-from fedbe.report.trials import Study
-from fedbe.simulation.federation import divide
+from fedbe.experiment.federation import divide
+from fedbe.experiment.recipe import Recipe
+from fedbe.report.chart import Chart, Panel, Table
 
 
 def split(study: Study, *, own: bool = False) -> Chart | str:
@@ -63,7 +63,7 @@ def _finding(counts: tuple[tuple[int, ...], ...]) -> str:
 @lru_cache(maxsize=8)
 def load_task(source: str) -> Task:
     """Data that several parts of a report need; read once."""
-    return data.load(source)
+    return data.load_task(source)
 
 
 def _counts(recipe: Recipe, seed: int) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from statistics import mean
 
-from fedbe.report.spec import Bar, Chart, Panel, Table
-from fedbe.report.trials import Study, Trial, seeds_of
-from fedbe.simulation.round import Record
+from fedbe.analysis.runs import Study, Trial, seeds_of
+from fedbe.experiment.round import Record
+from fedbe.report.chart import Bar, Chart, Panel, Table
 
 # The steps of a round as the record names them, gathered into what a reader can tell apart.
 PHASES: Mapping[str, tuple[str, ...]] = {

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import mean
 
-from fedbe.report.spec import Chart, Dot, Panel, Point, Series, Table
-from fedbe.report.trials import Study, Trial, over_seeds, seeds_of
-from fedbe.simulation.round import Record
+from fedbe.analysis.runs import Point, Study, Trial, over_seeds, seeds_of
+from fedbe.experiment.round import Record
+from fedbe.report.chart import Chart, Dot, Panel, Series, Table
 
 BAND = "Line: mean over seeds; band: ± one standard deviation"
 

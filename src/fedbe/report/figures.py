@@ -7,10 +7,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedbe.core.files import write_whole
 from fedbe.errors import RunError
-from fedbe.files import write_whole
 from fedbe.report import colours
-from fedbe.report.spec import Chart, Panel, Section, Series
+from fedbe.report.chart import Chart, Panel, Section, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from importlib import resources
 from string import Template
 
 from fedbe.report import colours
-from fedbe.report.spec import Chart, Section, Table
+from fedbe.report.chart import Chart, Section, Table
 
 
 def render(sections: Sequence[Section], notes: Sequence[str] = (), version: str = "") -> str:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from statistics import mean
 
-from fedbe.report.spec import Table
-from fedbe.report.trials import Study, Trial
-from fedbe.simulation import compare
+from fedbe.analysis.runs import Study, Trial
+from fedbe.experiment import comparison
+from fedbe.report.chart import Table
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Result:
     title: str
     method: str
     finals: dict[int, float]
-    row: compare.Row | None
+    row: comparison.Row | None
     paired: int
     unfinished: tuple[Trial, ...]
 
@@ -28,10 +28,10 @@ def results(study: Study) -> list[Result]:
     for method, title in study.methods.items():
         own = finals[method]
         shared = [s for s in own if s in finals[base]] if method != base else []
-        row = compare.row(method, tuple(own.values()), None) if own else None
+        row = comparison.row(method, tuple(own.values()), None) if own else None
         if shared:
-            paired = compare.row(method, tuple(own[s] for s in shared), tuple(finals[base][s] for s in shared))
-            row = compare.Row(method, tuple(own.values()), paired.difference, paired.spread, paired.chance)
+            paired = comparison.row(method, tuple(own[s] for s in shared), tuple(finals[base][s] for s in shared))
+            row = comparison.Row(method, tuple(own.values()), paired.difference, paired.spread, paired.chance)
         late = tuple(t for t in study.of(method) if not t.finished)
         found.append(Result(title, method, own, row, len(shared), late))
     return found
@@ -77,7 +77,7 @@ def _cells(result: Result) -> tuple[str, ...]:
     late = f"unfinished: {', '.join(str(t.info.seed) for t in result.unfinished)}" if result.unfinished else ""
     if result.row is None:
         return result.title, "–", "0", late or "–", "–", "–", "–"
-    _, accuracy, against, chance = compare.cells_of(result.row)
+    _, accuracy, against, chance = comparison.cells_of(result.row)
     seeds = ", ".join(map(str, result.finals))
     return (
         result.title,
@@ -101,9 +101,12 @@ def finding(study: Study) -> tuple[str, str]:
     n = len(top.finals)
     if len(found) == 1:
         seeds = "one seed: no spread, no certainty" if n == 1 else f"n = {n} seeds, mean ± standard deviation"
-        return f"{top.title} ends at {compare.cells_of(top.row)[1]} % test accuracy", f"{seeds[0].upper()}{seeds[1:]}."
+        return (
+            f"{top.title} ends at {comparison.cells_of(top.row)[1]} % test accuracy",
+            f"{seeds[0].upper()}{seeds[1:]}.",
+        )
     if all(r.finals.keys() == found[0].finals.keys() for r in found):
-        headline, sure = compare.verdict([r.row for r in found if r.row is not None])
+        headline, sure = comparison.verdict([r.row for r in found if r.row is not None])
         return headline, f"{sure[0].upper()}{sure[1:]}."
     fair = fair_seeds(found)
     told = f"seed{'s' if len(fair) > 1 else ''} {', '.join(map(str, fair))}"

@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedbe.recipes import Recipe, available, load
-from fedbe.recipes.load import dump
-from fedbe.report import clients, costs, curves, results, triangle
-from fedbe.report.spec import Chart, Section
-from fedbe.report.trials import Study, seeds_of
+from fedbe.analysis.runs import Study, seeds_of
+from fedbe.experiment.recipe import Recipe
+from fedbe.experiment.recipe_files import available_recipes, dump_recipe, load_recipe
+from fedbe.report import clients, costs, curves, results, simplex
+from fedbe.report.chart import Chart, Section
 
 # A chart that has no data, and the sentence that says so.
 CURVES: tuple[tuple[Callable[[Study], Chart | None], str], ...] = (
@@ -37,8 +37,8 @@ def _section(study: Study, prefix: str, own: bool) -> Section:
     for make, absent in CURVES:
         _keep(make(study) or absent, charts, missing)
     _keep(clients.split(study, own=own), charts, missing)
-    if triangle.applies(study):
-        _keep(triangle.triangle(study), charts, missing)
+    if simplex.applies(study):
+        _keep(simplex.triangle(study), charts, missing)
     _keep(costs.memory(study) or "Memory by phase is not shown: these runs did not record it.", charts, missing)
     finding, deck = results.finding(study)
     return Section(
@@ -64,8 +64,8 @@ def _keep(found: Chart | str, charts: list[Chart], missing: list[str]) -> None:
 def _told(recipe: Recipe) -> str:
     """What a recipe says of itself; or, where a shipped one was changed, how: its own words may no longer be true."""
     changed = []
-    if recipe.name in available():
-        now, shipped = _flat(dump(recipe)), _flat(dump(load(recipe.name)))
+    if recipe.name in available_recipes():
+        now, shipped = _flat(dump_recipe(recipe)), _flat(dump_recipe(load_recipe(recipe.name)))
         changed = [f"{key}={now.get(key, '')}" for key in sorted(now | shipped) if now.get(key) != shipped.get(key)]
     if changed:
         return f" with {', '.join(changed)}"

@@ -10,16 +10,16 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from fedbe.analysis.rerun import last_round
+from fedbe.analysis.runs import Trial, read_trial
+from fedbe.core.files import write_json
 from fedbe.errors import FedBEError, RunError, SettingError, nearest
-from fedbe.files import write_json
-from fedbe.report import triangle
-from fedbe.report.replay import last_round
-from fedbe.report.spec import Chart
-from fedbe.report.trials import Trial, read_trial
+from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.report import simplex
+from fedbe.report.chart import Chart
 from fedbe.reproduce import confidence, features
-from fedbe.reproduce.play import Place
 from fedbe.reproduce.study import Study
-from fedbe.simulation.workers import Pool
+from fedbe.reproduce.study_runner import Place
 
 FILE = "analysis.json"
 Found = dict[str, Any]
@@ -31,21 +31,21 @@ class Analysis:
     chart       the picture of the runs of one seed
     """
 
-    measure: Callable[[Trial, Pool], Found]
+    measure: Callable[[Trial, ProcessPool], Found]
     chart: Callable[[Sequence[tuple[Trial, Found]]], Chart]
 
 
-def _triangle(trial: Trial, pool: Pool) -> Found:
+def _triangle(trial: Trial, pool: ProcessPool) -> Found:
     """The models between the clients; and, for the same clients, models of the Gaussian."""
     replayed = last_round(trial, pool)
-    found = triangle.sample(replayed)
-    gaussian = replayed.sim.teacher(members="S", samples=triangle.SAMPLES, posterior="gaussian")
+    found = simplex.sample(replayed)
+    gaussian = replayed.sim.teacher(members="S", num_samples=simplex.SAMPLES, posterior="gaussian")
     drawn = (member.state for member in gaussian.voters(replayed.draft, replayed.round))
-    judged = {"dirichlet": found.judged, "gaussian": triangle.judge(replayed, drawn)}
+    judged = {"dirichlet": found.judged, "gaussian": simplex.judge(replayed, drawn)}
     return {"picture": asdict(found), **{name: _numbers(found, own) for name, own in judged.items()}}
 
 
-def _numbers(found: triangle.Sampled, judged: triangle.Judged) -> dict[str, float]:
+def _numbers(found: simplex.Sampled, judged: simplex.Judged) -> dict[str, float]:
     percent = {
         "FedAvg": found.average,
         "vote of 10": judged.vote,
@@ -59,8 +59,8 @@ def _numbers(found: triangle.Sampled, judged: triangle.Judged) -> dict[str, floa
 
 def _triangle_chart(seen: Sequence[tuple[Trial, Found]]) -> Chart:
     trial, found = seen[0]
-    sampled = triangle.Sampled(**found["picture"])
-    return triangle.chart(trial, replace(sampled, judged=triangle.Judged(**found["picture"]["judged"])))
+    sampled = simplex.Sampled(**found["picture"])
+    return simplex.chart(trial, replace(sampled, judged=simplex.Judged(**found["picture"]["judged"])))
 
 
 ANALYSES: Mapping[str, Analysis] = {
@@ -73,7 +73,7 @@ ANALYSES: Mapping[str, Analysis] = {
 def analyse(
     study: Study,
     places: Sequence[Place],
-    pool: Pool | None,
+    pool: ProcessPool | None,
     should_stop: Callable[[], bool],
     asked: Sequence[Place] | None = None,
 ) -> tuple[bool, dict[tuple[str, ...], str], list[Chart]]:
@@ -101,7 +101,7 @@ def analyse(
     return True, missing, [chosen.chart(list(drawn.values()))] if drawn else []
 
 
-def _look(folder: Path, chosen: Analysis, pool: Pool | None) -> tuple[Trial, Found] | str:
+def _look(folder: Path, chosen: Analysis, pool: ProcessPool | None) -> tuple[Trial, Found] | str:
     """What was found in a run, now or before; or why nothing could be."""
     if not (folder / "run.json").exists():
         return "it has not been run"

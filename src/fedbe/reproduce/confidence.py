@@ -11,22 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbe.diagnostics import quality
-from fedbe.ensemble import Member
-from fedbe.report.replay import Replayed, last_round
-from fedbe.report.spec import Chart, Panel, Table
-from fedbe.report.trials import Trial
+from fedbe.algorithms.ensemble import Member
+from fedbe.analysis.rerun import Replayed, last_round
+from fedbe.analysis.runs import Trial
+from fedbe.core.metrics import compute_metrics
+from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.report.chart import Chart, Panel, Table
 from fedbe.reproduce.study import NAMES
-from fedbe.simulation.workers import Pool
 
 BINS = 20
 GROUPS = ("clients", "samples")
 
 
-def measure(trial: Trial, pool: Pool) -> dict[str, Any]:
+def measure(trial: Trial, pool: ProcessPool) -> dict[str, Any]:
     """For clients and samples: accuracy, confidence, confidence when wrong, ECE (means over models), and the bins."""
     replayed = last_round(trial, pool)
-    sampling = replayed.sim.teacher(members="S", samples=len(replayed.round.updates))
+    sampling = replayed.sim.teacher(members="S", num_samples=len(replayed.round.updates))
     samples = sampling.voters(replayed.draft, replayed.round)
     return {name: _group(replayed, own) for name, own in zip(GROUPS, (replayed.clients(), samples), strict=True)}
 
@@ -35,7 +35,7 @@ def _group(replayed: Replayed, members: Iterable[Member]) -> dict[str, Any]:
     labels = replayed.sim.federation.test_labels
     asked = replayed.sim.predictor("test")(members)
     found = [p for p in asked if bool(torch.isfinite(p).all())]  # as in a vote: who has no finite answer, has none
-    each = [quality(p, labels) for p in found]
+    each = [compute_metrics(p, labels) for p in found]
     bins = torch.stack([histogram(p, labels) for p in found]).double().mean(0)
     return {
         "models": len(found),

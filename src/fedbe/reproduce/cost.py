@@ -7,15 +7,15 @@ from functools import cache
 import torch
 from torch.nn import functional
 
+from fedbe.algorithms.server.stages import Distill
+from fedbe.core.compute import cores
+from fedbe.core.model_runner import ModelRunner
+from fedbe.core.optim import SGD
+from fedbe.core.random import generator
+from fedbe.experiment.federation import ModelSpec
+from fedbe.experiment.recipe import Recipe
 from fedbe.models import MODELS
-from fedbe.optim import SGD
-from fedbe.recipes import Recipe
 from fedbe.reproduce.study import Scale, Study
-from fedbe.seeds import generator
-from fedbe.servers.stages import Distill
-from fedbe.simulation.federation import ModelSpec
-from fedbe.simulation.machine import cores
-from fedbe.workbench import Workbench
 
 # What a recipe's source has: training and test images, shape, classes. Only for the estimate; nothing is loaded.
 SIZES = {
@@ -71,13 +71,15 @@ def run_seconds(recipe: Recipe, *, begun: bool = False) -> float:
     samples = 10
     for stage in method.stages:
         if isinstance(stage, Distill):
-            samples = stage.samples
+            samples = stage.num_samples
             voters = _voters(stage.members, samples, cohort)
-            work += stage.distill_until * server * (stage.server_epochs + voters * FORWARD_SHARE)
+            work += stage.distill_until * server * (stage.distill_epochs + voters * FORWARD_SHARE)
     asked = 1 + _voters(recipe.evaluation.ensemble, samples, cohort) + cohort * recipe.evaluation.clients
     work += tests * asked * FORWARD_SHARE / recipe.evaluation.every
     settings = json.dumps(recipe.model.settings())
-    return (rounds * work - begun * training_work) / _speed(recipe.model.name, shape, classes, settings, training.batch)
+    return (rounds * work - begun * training_work) / _speed(
+        recipe.model.name, shape, classes, settings, training.batch_size
+    )
 
 
 def _voters(members: str, samples: int, clients: int) -> int:
@@ -95,14 +97,14 @@ def _speed(name: str, shape: tuple[int, ...], classes: int, settings: str, batch
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        bench = Workbench(ModelSpec(name, classes, shape, wanted).build(generator(0)))
-        bench.module.train()
-        optimizer = SGD(bench, 0.9, 0.0)
+        runner = ModelRunner(ModelSpec(name, classes, shape, wanted).build(generator(0)))
+        runner.module.train()
+        optimizer = SGD(runner, 0.9, 0.0)
         inputs, labels = torch.randn(batch, *shape), torch.arange(batch) % classes
         steps, begin = 0, 0.0
         while steps < 3 or time.perf_counter() - begin < 0.3:
             optimizer.zero_grad()
-            functional.cross_entropy(bench.logits(inputs), labels).backward()  # type: ignore[no-untyped-call]
+            functional.cross_entropy(runner.logits(inputs), labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step(0.01)
             begin = begin or time.perf_counter()  # the first step warms up
             steps += 1

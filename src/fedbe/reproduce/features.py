@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedbe.data.foreign import fit
+from fedbe.analysis.runs import Trial
+from fedbe.data.auxiliary import fit
 from fedbe.errors import DataError
+from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.saved_model import Loaded, open_run
+from fedbe.report.chart import Chart, Dot, Panel, Table
 from fedbe.report.clients import load_task
-from fedbe.report.spec import Chart, Dot, Panel, Table
-from fedbe.report.trials import Trial
 from fedbe.reproduce.study import NAMES
-from fedbe.simulation.use import Loaded, open_run
-from fedbe.simulation.workers import Pool
 
 CLASSES = (1, 3, 6)  # of CIFAR-10: automobile, cat, frog
 NOISE = "fedbe.reproduce.smoke:images"
@@ -26,7 +26,7 @@ MOST = 3000  # images; as many as CIFAR-10's test set has of three classes
 NEIGHBOURS = 10
 
 
-def measure(trial: Trial, _: Pool) -> dict[str, Any]:
+def measure(trial: Trial, _: ProcessPool) -> dict[str, Any]:
     """For test and for foreign images: how pure neighbourhoods are, the silhouette, and the points of the picture."""
     loaded, source = open_run(trial.folder), trial.recipe.data.source
     test = load_task(source).test

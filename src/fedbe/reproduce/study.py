@@ -13,7 +13,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedbe.errors import RecipeError, SettingError, nearest
-from fedbe.recipes import Recipe, load
+from fedbe.experiment.recipe import Recipe
+from fedbe.experiment.recipe_files import load_recipe
 
 SHIPPED = Path(__file__).parent / "studies"
 Scale = Literal["smoke", "cpu", "paper"]
@@ -31,7 +32,7 @@ NAMES = {
 # The smallest form of anything: embedded data, a tiny network, two rounds. It proves that a study runs.
 SMOKE = (
     "data.source=digits", "data.server=200", "data.pad=0", "data.flip=false", "model.name=mlp", "training.rounds=2",
-    "training.epochs=1", "training.one_round_epochs=2", "settings.server_epochs=1", "settings.samples=2",
+    "training.epochs=1", "training.one_round_epochs=2", "settings.distill_epochs=1", "settings.num_samples=2",
 )  # fmt: skip
 
 
@@ -130,7 +131,7 @@ class Study(BaseModel):
         changes = [c for c in self._changes(cell) if not c.startswith("recipe=")]
         if scale == "smoke" and not self._embedded(cell):
             changes = _without_real_data(changes)
-        return load(self.base(cell), [*changes, *self.smaller(cell, scale)])
+        return load_recipe(self.base(cell), [*changes, *self.smaller(cell, scale)])
 
     def base(self, cell: tuple[str, ...]) -> str:
         """The name of the recipe that a cell starts from."""
@@ -147,7 +148,7 @@ class Study(BaseModel):
         return [c for axis, value in zip(self.order, cell, strict=True) for c in self.axes[axis][value]]
 
     def _embedded(self, cell: tuple[str, ...]) -> bool:
-        return load(self.base(cell)).data.source in EMBEDDED
+        return load_recipe(self.base(cell)).data.source in EMBEDDED
 
     @property
     def metric_of_rounds(self) -> bool:

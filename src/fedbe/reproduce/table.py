@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from fedbe.files import write_whole
+from fedbe.core.files import write_whole
+from fedbe.experiment import loop
+from fedbe.report.chart import Chart
 from fedbe.report.figures import draw
-from fedbe.report.spec import Chart
 from fedbe.reproduce import analysis
-from fedbe.reproduce.play import Place
-from fedbe.reproduce.rounds import by_round
+from fedbe.reproduce.round_curves import by_round
 from fedbe.reproduce.study import Scale, Study
-from fedbe.simulation import run
+from fedbe.reproduce.study_runner import Place
 
 Cell = tuple[str, ...]
 
@@ -55,17 +55,17 @@ def collect(study: Study, done: Sequence[Place]) -> list[Measured]:
     under_way: dict[Cell, list[str]] = {}
     for place in done:
         values, words = found.setdefault(place.cell, {}), under_way.setdefault(place.cell, [])
-        if not (place.folder / "run.json").exists() or not (rounds := run.read_rounds(place.folder)):
+        if not (place.folder / "run.json").exists() or not (rounds := loop.read_rounds(place.folder)):
             continue
         not_there = dict.fromkeys(("test", "test_ensemble"), "not measured")
         record = {**not_there, **rounds[-1], "analysis": analysis.read(place.folder) or "not made yet"}
         number = analysis.look_up(record, study.metric_for(place.cell))
         if isinstance(number, str):
             continue
-        if run.read_info(place.folder).finished:
+        if loop.read_info(place.folder).finished:
             values[place.seed] = 100 * float(number)
         else:
-            last = len(rounds) + run.rounds_left(place.folder)
+            last = len(rounds) + loop.rounds_left(place.folder)
             words.append(f"seed {place.seed}: {100 * float(number):.1f} after round {len(rounds)} of {last}")
     return [Measured(c, v, study.paper.get("/".join(c), ()), tuple(under_way[c])) for c, v in found.items()]
 

@@ -1,0 +1,168 @@
+"""Hooks into the local loop: a rule changes the gradient of every step; any tuple of rules composes.
+
+A rule is a row of settings. `start` makes its running form for one client and one round, which adds to the
+gradients after each backward pass (`correct`) and may send something back at the end (`finish`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedbe.core.state import Layout
+from fedbe.errors import SettingError, nearest
+
+
+@dataclass(frozen=True, eq=False)
+class LocalRun:
+    """What a rule may know: the trainable parameters, the global ones, step sizes and momentum of this round.
+
+    broadcast  vectors [P] that came with the global model, by name (SCAFFOLD's "control")
+    memory     vectors [P] that this client keeps between its rounds, by name
+    """
+
+    layout: Layout
+    parameters: Mapping[str, nn.Parameter]
+    start: Tensor
+    lr: float
+    momentum: float
+    lr_decay: float = 1.0
+    broadcast: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def parts(self, vector: Tensor) -> list[Tensor]:
+        """The pieces of a vector [P] that belong to the trainable parameters, in their order."""
+        named = self.layout.unpack_params(vector)
+        return [named[name] for name in self.parameters]
+
+    def gradients(self) -> list[Tensor]:
+        # A parameter that the loss did not reach has no gradient; the rule's own term still holds for it.
+        for p in self.parameters.values():
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        return [p.grad for p in self.parameters.values() if p.grad is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a rule leaves behind: `extras` go to the server, `memory` stays with the client."""
+
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class RunningRule(Protocol):
+    def correct(self) -> None: ...
+
+    def finish(self, end: Tensor, steps: int) -> Outcome: ...
+
+
+class LocalRule(Protocol):
+    def start(self, run: LocalRun) -> RunningRule: ...
+
+
+PROX_FORMS = ("squared", "unsquared")
+
+
+@dataclass(frozen=True)
+class Prox:
+    """FedProx: the loss gains (μ/2)‖w − w̄‖², so the gradient gains μ (w − w̄).
+
+    prox_form "unsquared" is the released program's: (μ/2) Σ_l ‖w_l − w̄_l‖ over the tensors l that are called
+    weight, whose gradient is (μ/2) (w_l − w̄_l)/‖w_l − w̄_l‖; biases are free.
+    """
+
+    proximal_mu: float = 0.001
+    prox_form: str = "squared"
+
+    def __post_init__(self) -> None:
+        if not self.proximal_mu >= 0:
+            raise SettingError(f"`proximal_mu` must be >= 0, got {self.proximal_mu}")
+        if self.prox_form not in PROX_FORMS:
+            raise SettingError(f"unknown prox_form '{self.prox_form}': {nearest(self.prox_form, PROX_FORMS)}")
+
+    def start(self, run: LocalRun) -> RunningRule:
+        return _RunningProx(self, run)
+
+
+class _RunningProx:
+    def __init__(self, rule: Prox, run: LocalRun) -> None:
+        self._rule, self._run = rule, run
+        self._center = run.parts(run.start)
+
+    @torch.no_grad()
+    def correct(self) -> None:
+        if not self._rule.proximal_mu:
+            return  # FedAvg to the bit, also for a parameter that the loss does not reach
+        away = torch._foreach_sub(list(self._run.parameters.values()), self._center)
+        if self._rule.prox_form == "unsquared":
+            torch._foreach_mul_(away, [_pull(n, a) for n, a in zip(self._run.parameters, away, strict=True)])
+        torch._foreach_add_(self._run.gradients(), away, alpha=self._rule.proximal_mu)
+
+    def finish(self, end: Tensor, steps: int) -> Outcome:  # noqa: ARG002
+        return Outcome()
+
+
+def _pull(name: str, away: Tensor) -> float:
+    length = float(away.norm())
+    return 0.5 / length if "weight" in name.rsplit(".", 1)[-1] and length > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class ControlVariate:
+    """SCAFFOLD: every gradient gains c − c_i; afterwards c_i⁺ = c_i − c + (w̄ − w_i)/T (option II of the paper).
+
+    Without momentum T = K·η, as published. With momentum β the same gradient g moves the weights further:
+    K steps of a constant g move them by η g Σ_{k=1..K} (1 − β^k)/(1 − β). We take T = that factor without g, so
+    that c_i stays an average *gradient*; with T = K·η it would come out about 1/(1 − β) times too large.
+    Weight decay belongs to the local loss and is part of c_i.
+    The client keeps c_i and sends c_i⁺ − c_i under the name "control"; c comes with the global model.
+    """
+
+    def start(self, run: LocalRun) -> RunningRule:
+        return _RunningControl(run)
+
+
+class _RunningControl:
+    NAME = "control"
+
+    def __init__(self, run: LocalRun) -> None:
+        self._run = run
+        zero = torch.zeros_like(run.start)
+        self._server = run.broadcast.get(self.NAME, zero)
+        self._own = run.memory.get(self.NAME, zero)
+        difference = self._server - self._own
+        self._correction = run.parts(difference) if bool(difference.any()) else []
+
+    @torch.no_grad()
+    def correct(self) -> None:
+        if self._correction:
+            torch._foreach_add_(self._run.gradients(), self._correction)
+
+    def finish(self, end: Tensor, steps: int) -> Outcome:
+        if not steps:
+            return Outcome(memory={self.NAME: self._own}, extras={self.NAME: torch.zeros_like(self._own)})
+        change = (self._run.start - end) / travelled(
+            steps, self._run.lr, self._run.momentum, self._run.lr_decay
+        ) - self._server
+        return Outcome(extras={self.NAME: change}, memory={self.NAME: self._own + change})
+
+
+def travelled(steps: int, lr: float, momentum: float, lr_decay: float = 1.0) -> float:
+    """How far `steps` steps of SGD with momentum go along a constant gradient of length 1.
+
+    Σ_k lr·decay^k · v_k with v_k = momentum·v_{k−1} + 1, k = 0, 1, …
+
+    >>> travelled(2, 1.0, 0.5)      # 1, then 0.5 + 1
+    2.5
+    >>> travelled(2, 1.0, 0.0, 0.5)
+    1.5
+    """
+    distance = velocity = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1.0
+        distance += lr * velocity
+        lr *= lr_decay
+    return distance

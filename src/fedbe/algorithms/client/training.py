@@ -1,0 +1,137 @@
+"""The one local SGD loop (Eq. 1)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedbe.algorithms.client.rules import LocalRule, LocalRun, Outcome
+from fedbe.core.inputs import Inputs, batches
+from fedbe.core.model_runner import ModelRunner
+from fedbe.core.optim import SGD
+from fedbe.core.random import global_rng
+from fedbe.core.state import ModelState
+from fedbe.errors import SettingError
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """One client's training in one round.
+
+    epochs        E passes over its own data; a slow client trains fewer (systems heterogeneity), 0 trains nothing
+    batch         examples in a mini-batch
+    lr            η_l of this round (see `step_size` for the schedule over rounds)
+    lr_decay      factor on the step size after every step; 1 keeps it constant within the round, as the paper does
+    momentum      of SGD, started anew each round
+    weight_decay  not on normalisation layers
+    """
+
+    epochs: int = 20
+    batch_size: int = 40
+    lr: float = 0.01
+    lr_decay: float = 1.0
+    momentum: float = 0.9
+    weight_decay: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0:
+            raise SettingError(f"`epochs` must be >= 0, got {self.epochs}")
+        if self.batch_size < 1:
+            raise SettingError(f"`batch_size` must be >= 1, got {self.batch_size}")
+        if not self.lr > 0:
+            raise SettingError(f"`lr` must be > 0, got {self.lr}")
+        if not 0 < self.lr_decay <= 1:
+            raise SettingError(f"`lr_decay` must be in (0, 1], got {self.lr_decay}")
+        if not 0 <= self.momentum < 1:
+            raise SettingError(f"`momentum` must be in [0, 1), got {self.momentum}")
+        if not self.weight_decay >= 0:
+            raise SettingError(f"`weight_decay` must be >= 0, got {self.weight_decay}")
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """The result of local training: what is sent (state, extras) and what stays (memory)."""
+
+    state: ModelState
+    extras: Mapping[str, Tensor]
+    memory: Mapping[str, Tensor]
+    loss: float
+    steps: int
+
+
+def train(
+    runner: ModelRunner,
+    start: ModelState,
+    inputs: Inputs,
+    labels: Tensor,
+    settings: LocalSettings,
+    generator: torch.Generator,
+    *,
+    rules: Sequence[LocalRule] = (),
+    broadcast: Mapping[str, Mapping[str, Tensor] | Tensor] | None = None,
+    memory: Mapping[str, Mapping[str, Tensor] | Tensor] | None = None,
+) -> Trained:
+    """K steps of SGD from the global model on one client's data: w_i ← w_i − η ∇ℓ(B_k, w_i).
+
+    `broadcast` is what came with the global model, `memory` what this client kept, by name: vectors [P], or named
+    tensors as `Server.broadcast` gives them. `loss` is the mean cross entropy of the last epoch, without what the
+    rules add.
+    """
+    if len(inputs) != len(labels):
+        raise SettingError(f"`inputs` and `labels` must be of one length, got {len(inputs)} and {len(labels)}")
+    if not len(inputs):
+        raise SettingError("`inputs` is empty: a client needs at least one example to train on")
+    runner.load(start)
+    runner.module.train()
+    run = LocalRun(
+        layout=runner.layout,
+        parameters=dict(runner.trainable()),
+        start=start.params,
+        lr=settings.lr,
+        lr_decay=settings.lr_decay,
+        momentum=settings.momentum,
+        broadcast=_vectors(runner, broadcast, "`broadcast`"),
+        memory=_vectors(runner, memory, "`memory`"),
+    )
+    active = [rule.start(run) for rule in rules]
+    optimizer = SGD(runner, settings.momentum, settings.weight_decay)
+    steps, epoch_loss = 0, torch.zeros((), device=runner.device)
+    with global_rng(generator):
+        for epoch in _epochs(len(inputs), settings, generator):
+            epoch_loss = torch.zeros((), device=runner.device)
+            for index in epoch:
+                optimizer.zero_grad()
+                target = labels[index].to(runner.device)
+                loss = functional.cross_entropy(runner.logits(inputs.batch(index, generator)), target)
+                loss.backward()  # type: ignore[no-untyped-call]
+                for rule in active:
+                    rule.correct()
+                optimizer.step(settings.lr * settings.lr_decay**steps)
+                epoch_loss += loss.detach() * len(index)
+                steps += 1
+    state = runner.read()
+    outcome = _joined([rule.finish(state.params, steps) for rule in active])
+    loss_value = float(epoch_loss) / len(inputs) if steps else float("nan")
+    return Trained(state, outcome.extras, outcome.memory, loss_value, steps)
+
+
+def _vectors(
+    runner: ModelRunner, given: Mapping[str, Mapping[str, Tensor] | Tensor] | None, what: str
+) -> dict[str, Tensor]:
+    return {name: runner.layout.pack_params(value, f"{what} '{name}'") for name, value in (given or {}).items()}
+
+
+def _epochs(count: int, settings: LocalSettings, generator: torch.Generator) -> Iterator[Iterator[Tensor]]:
+    for _ in range(settings.epochs):
+        yield batches(count, settings.batch_size, torch.randperm(count, generator=generator))
+
+
+def _joined(outcomes: Sequence[Outcome]) -> Outcome:
+    extras: dict[str, Tensor] = {}
+    memory: dict[str, Tensor] = {}
+    for outcome in outcomes:
+        extras |= outcome.extras
+        memory |= outcome.memory
+    return Outcome(extras, memory)

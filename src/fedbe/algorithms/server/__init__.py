@@ -1,0 +1,15 @@
+"""What happens at the server: stages, run in order."""
+
+from fedbe.algorithms.server.stages import ControlUpdate, Distill, KeepMembers, Mean, Momentum, Stage
+from fedbe.algorithms.server.step import StepResult, server_step
+
+__all__ = [
+    "ControlUpdate",
+    "Distill",
+    "KeepMembers",
+    "Mean",
+    "Momentum",
+    "Stage",
+    "StepResult",
+    "server_step",
+]

@@ -1,0 +1,1 @@
+"""Tensors, models, randomness and files: what every other part is built on."""

@@ -1,0 +1,120 @@
+"""What a model is fed with: anything that can make the batch of some indices.
+
+The data package's `BatchLoader` is one; a plain tensor or a torch `Dataset` is turned into one at the public door.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fedbe.errors import SettingError
+
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+
+
+@runtime_checkable
+class Inputs(Protocol):
+    """J inputs. `batch(index)` is plain; with a generator it is augmented, all draws from that generator."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Tensor: ...
+
+
+class TensorInputs:
+    """Inputs that lie ready in one tensor [J, …]; `augment(batch, generator)` is optional."""
+
+    def __init__(self, tensor: Tensor, augment: Augmentation | None = None) -> None:
+        self.tensor, self._augment = tensor, augment
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        batch = self.tensor[index.to(self.tensor.device)]
+        if self._augment is None or generator is None:
+            return batch
+        augmented = self._augment(batch, generator)
+        if not isinstance(augmented, Tensor) or not augmented.ndim or len(augmented) != len(batch):
+            came = list(augmented.shape) if isinstance(augmented, Tensor) else type(augmented).__name__
+            raise SettingError(f"`augment` must return a batch of {len(batch)} inputs, as many as it got, not {came}")
+        return augmented
+
+
+class Unaugmented:
+    """The same inputs, never augmented."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: ARG002
+        return self._inputs.batch(index)
+
+
+def as_inputs(
+    source: "Inputs | Tensor | Dataset[object]", augment: Augmentation | None = None, name: str = "unlabeled"
+) -> Inputs:
+    """A tensor, or a map-style Dataset of tensors or of (tensor, …) tuples, or Inputs as they are.
+
+    A Dataset is read once, into one tensor: its own random transforms are therefore drawn once.
+    """
+    if augment is not None and not callable(augment):
+        raise SettingError(f"`augment` must be a function (batch, generator) -> batch, got {augment!r}")
+    if isinstance(source, Tensor):
+        return TensorInputs(_checked(source, name), augment)
+    if isinstance(source, Inputs):
+        if augment is not None:
+            raise SettingError("`augment` goes with a tensor or a Dataset; Inputs bring their own")
+        if not len(source):
+            raise SettingError(f"`{name}` is empty")
+        return source
+    if isinstance(source, Sized) and hasattr(source, "__getitem__") and not isinstance(source, Mapping | str | bytes):
+        return TensorInputs(_checked(_stack(source, name), name), augment)
+    raise SettingError(f"`{name}` must be a tensor, a map-style Dataset or Inputs, got {type(source).__name__}")
+
+
+def batches(count: int, size: int, order: Tensor | None = None) -> Iterator[Tensor]:
+    """Index tensors that cover `count` examples; a last batch of one joins the one before it (unless all are of one).
+
+    BatchNorm cannot be trained on a batch of one, and dropping the example would lose it.
+
+    >>> [b.tolist() for b in batches(5, 2)]
+    [[0, 1], [2, 3, 4]]
+    """
+    order = torch.arange(count) if order is None else order
+    parts = list(torch.split(order, size))
+    if size > 1 and len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    yield from parts
+
+
+def _stack(source: Sized, name: str) -> Tensor:
+    rows: list[Tensor] = []
+    for i in range(len(source)):
+        item = source[i]  # type: ignore[index]
+        first = item[0] if isinstance(item, tuple | list) else item
+        if not isinstance(first, Tensor):
+            raise SettingError(f"`{name}`[{i}] must be a tensor, got {type(first).__name__}: add a transform")
+        if rows and first.shape != rows[0].shape:
+            raise SettingError(
+                f"`{name}`[{i}] has shape {list(first.shape)}, the first has {list(rows[0].shape)}: "
+                "all inputs must have one shape"
+            )
+        rows.append(first)
+    return torch.stack(rows) if rows else torch.empty(0)
+
+
+def _checked(tensor: Tensor, name: str) -> Tensor:
+    if tensor.ndim < 1 or not len(tensor):
+        raise SettingError(f"`{name}` must be a tensor [J, …] with J > 0, got shape {list(tensor.shape)}")
+    if tensor.layout != torch.strided or tensor.is_meta:
+        raise SettingError(f"`{name}` must be a dense tensor with data")
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise SettingError(f"`{name}` must be finite, but holds NaN or infinite values")
+    return tensor.detach()

@@ -1,0 +1,220 @@
+"""Batches: gathered, augmented and normalised whole, straight into the layout that a model reads.
+
+No example is touched by Python on its own. A crop is a copy of whole pixel rows out of a padded batch,
+through a view in which a row may start at any pixel; so augmentation costs little more than normalisation.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedbe.data.dataset import Dataset
+from fedbe.errors import DataError, SettingError
+
+Whole = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Random crop and flip: pad with `pad` zero pixels on each side, mirror half of the images, crop back.
+
+    The crop's corner is uniform over the (2·pad + 1)² places. The paper's text pads 2 pixels, its released
+    program 4.
+    """
+
+    pad: int = 4
+    flip: bool = True
+
+    def __post_init__(self) -> None:
+        if self.pad < 0:
+            raise SettingError(f"`pad` must be 0 or more pixels, got {self.pad}")
+
+
+def moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel (images, scaled to [0, 1]) or each dimension (vectors).
+
+    A channel that never changes gets deviation 1, so that it becomes 0 and not NaN.
+
+    >>> mean, std = moments(torch.tensor([[[[0], [255]]]], dtype=torch.uint8))
+    >>> mean.item(), std.item()
+    (0.5, 0.5)
+    """
+    if not len(inputs):
+        raise DataError("mean and deviation need at least one example, got none")
+    if inputs.dtype == torch.uint8:
+        mean, variance = _image_moments(inputs)
+    else:
+        variance, mean = torch.var_mean(inputs.double(), dim=0, correction=0)
+    std = variance.sqrt()
+    return mean.float(), torch.where(std > 0, std, 1.0).float()
+
+
+def _image_moments(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance over all pixels: sums of whole numbers, exact in float64, a few images at a time."""
+    channels, count = images.shape[3], images[..., 0].numel()
+    total, squares = torch.zeros(2, channels, dtype=torch.float64)
+    for part in torch.split(images, 512):
+        rows = part.reshape(len(part) * part.shape[1], -1).double()
+        total += rows.sum(0).view(-1, channels).sum(0)
+        squares += rows.square_().sum(0).view(-1, channels).sum(0)
+    # Whole numbers of any length, so that a channel that never changes has variance 0 and not a rounding error.
+    pairs = [(int(t), int(s)) for t, s in zip(total, squares, strict=True)]
+    variance = [(count * s - t * t) / (255 * count) ** 2 for t, s in pairs]
+    return total / (255 * count), torch.tensor(variance, dtype=torch.float64)
+
+
+class BatchLoader:
+    """Makes batches of one data set.
+
+    data     a `Dataset`, or its inputs alone: uint8 [N, H, W, C] or float32 [N, D]
+    mean     subtracted from each channel, after scaling to [0, 1]; default: that of `data`
+    std      divided by, for each channel; default: that of `data`
+    augment  what to do to images when `batch` is given a generator
+    dtype    of the batches
+
+    >>> feed = BatchLoader(torch.tensor([[1.0], [3.0]]))
+    >>> feed.batch(torch.tensor([1, 0])).flatten().tolist()
+    [1.0, -1.0]
+    """
+
+    def __init__(
+        self,
+        data: Dataset | Tensor,
+        *,
+        mean: Tensor | None = None,
+        std: Tensor | None = None,
+        augment: Augment | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        inputs = data.inputs if isinstance(data, Dataset) else data
+        images = inputs.dtype == torch.uint8 and inputs.dim() == 4
+        if not images and (inputs.dtype != torch.float32 or inputs.dim() != 2):
+            raise DataError(
+                "a feed needs uint8 [N, H, W, C] images or float32 [N, D] vectors, got "
+                f"{inputs.dtype} {list(inputs.shape)}"
+            )
+        if augment is not None and not images:
+            raise SettingError("`augment` crops and flips images, but these inputs are vectors; leave it out")
+        if mean is None or std is None:
+            own_mean, own_std = moments(inputs)
+            mean, std = own_mean if mean is None else mean, own_std if std is None else std
+        self._inputs = inputs.contiguous()
+        self._rows: Tensor | None = None  # the subset that `select` chose
+        self.mean = _per_channel("mean", mean, inputs.shape[-1])
+        self.std = _per_channel("std", std, inputs.shape[-1])
+        self.augment = augment
+        self.dtype = _floating(dtype)
+        self._set_affine(images)
+
+    def _set_affine(self, images: bool) -> None:
+        """Normalisation as one multiply and add, x / (255·std) − mean / std, for a whole row of pixels."""
+        width, unit = (self._inputs.shape[2], 255) if images else (1, 1)
+        self._scale = (1 / (unit * self.std.double())).float().repeat(width)
+        self._shift = (-self.mean.double() / self.std.double()).float().repeat(width)
+
+    def __len__(self) -> int:
+        return len(self._inputs if self._rows is None else self._rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input as the model sees it: (C, H, W) or (D,)."""
+        if self._inputs.dim() == 2:
+            return (self._inputs.shape[1],)
+        _, height, width, channels = self._inputs.shape
+        return (channels, height, width)
+
+    def select(self, index: Tensor) -> Self:
+        """The examples at `index` (int64) as a feed of their own; shares the pixels, copies none."""
+        part = copy.copy(self)
+        part._rows = index if self._rows is None else self._rows[index]
+        return part
+
+    def like(self, data: Dataset | Tensor) -> Self:
+        """Other data seen as this feed sees its own: same mean, deviation, augmentation and dtype."""
+        return type(self)(data, mean=self.mean, std=self.std, augment=self.augment, dtype=self.dtype)
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """The same data with batches in another floating type."""
+        other = copy.copy(self)
+        other.dtype = _floating(dtype)
+        return other
+
+    def share_(self) -> Self:
+        """Move the data into shared memory, in place, so that worker processes read it without a copy."""
+        self._inputs.share_memory_()  # type: ignore[no-untyped-call]
+        if self._rows is not None:
+            self._rows.share_memory_()  # type: ignore[no-untyped-call]
+        return self
+
+    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The examples at `index` (int64 [B]), normalised: [B, C, H, W] in channels-last, or [B, D].
+
+        Without a generator plain; with one, augmented (if `augment` is set), every draw from it.
+        """
+        rows = index if self._rows is None else self._rows[index]
+        if self._inputs.dim() == 2:
+            return self._normalise(self._inputs.index_select(0, rows))
+        if generator is None or self.augment is None or not len(rows):
+            pixels = self._inputs.index_select(0, rows)
+        else:
+            pixels = _crop_and_flip(self._inputs, rows, self.augment, generator)
+        count, height, width, channels = len(rows), *self._inputs.shape[1:]
+        lines = self._normalise(pixels.view(count * height, width * channels))
+        return lines.view(count, height, width, channels).permute(0, 3, 1, 2)
+
+    def _normalise(self, values: Tensor) -> Tensor:
+        # In float32 whatever the output, so that bfloat16 is rounded once; in place, because a second buffer
+        # would cost more in page faults than the arithmetic does.
+        normal = values.to(torch.float32, copy=True)
+        return torch.addcmul(self._shift, normal, self._scale, out=normal).to(self.dtype)
+
+
+def _floating(dtype: torch.dtype) -> torch.dtype:
+    if not dtype.is_floating_point:
+        raise SettingError(f"`dtype` must be a floating type such as torch.bfloat16, got {dtype}")
+    return dtype
+
+
+def _per_channel(name: str, values: Tensor, channels: int) -> Tensor:
+    values = torch.as_tensor(values, dtype=torch.float32).flatten()
+    if values.numel() != channels:
+        raise SettingError(f"`{name}` must have one value for each of {channels} channels, got {values.numel()}")
+    if not bool(torch.isfinite(values).all()) or (name == "std" and bool((values <= 0).any())):
+        raise SettingError(f"`{name}` must be finite{' and > 0' * (name == 'std')}, got {values.tolist()}")
+    return values
+
+
+def _crop_and_flip(inputs: Tensor, rows: Tensor, augment: Augment, generator: torch.Generator) -> Tensor:
+    """Images `rows` of uint8 [N, H, W, C], mirrored with probability 1/2, padded, cropped: [B, H, W, C].
+
+    One draw an image says which of the (2·pad + 1)² corners, and whether to mirror.
+    """
+    (_, height, width, channels), count, pad = inputs.shape, len(rows), augment.pad
+    corners = (2 * pad + 1) ** 2
+    draws = torch.randint(corners * (1 + augment.flip), (count,), generator=generator).numpy()
+    mirrored, corner = np.divmod(draws, corners)
+    # Index arithmetic is NumPy's, whose calls on few numbers cost a third of torch's. The mirrored images go
+    # last, so that mirroring is one operation on one slice; the crop restores the order.
+    order = torch.from_numpy(mirrored.argsort(kind="stable"))
+    plain = count - int(mirrored.sum())
+    images = inputs.index_select(0, rows.index_select(0, order))
+    padded = images.new_zeros(count, height + 2 * pad, width + 2 * pad, channels)
+    inner = padded[:, pad : pad + height, pad : pad + width]
+    inner[:plain] = images[:plain]
+    inner[plain:] = images[plain:].flip(2)
+    return _windows(padded, order.numpy().argsort(), np.divmod(corner, 2 * pad + 1), height, width)
+
+
+def _windows(padded: Tensor, place: Whole, corner: tuple[Whole, Whole], height: int, width: int) -> Tensor:
+    """From image place[b] of padded [B, H', W', C] the [height, width] window at corner[·][b]: [B, …, C]."""
+    count, tall, wide, channels = padded.shape
+    # Overlapping view: row k is the `width` pixels that start at pixel k. Its rows are copied whole.
+    starts = padded.as_strided((count * tall * wide - width + 1, width * channels), (channels, 1))
+    first = (place * tall + corner[0]) * wide + corner[1]
+    lines = first[:, None] + np.arange(0, height * wide, wide)
+    return starts.index_select(0, torch.from_numpy(lines.ravel())).view(count, height, width, channels)

@@ -1,0 +1,1 @@
+"""Simulated federations: recipe, rounds, run folders, checkpoints, comparison."""

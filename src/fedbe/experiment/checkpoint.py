@@ -1,0 +1,92 @@
+"""A RunState as one safetensors file: written whole or not at all, the last two kept.
+
+The file's header carries the round and the run's identity as JSON. A file that cannot be read is passed over for
+the one before it; one that belongs to another recipe, code or data is refused.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from fedbe.algorithms.ensemble import Member
+from fedbe.core.updates import ClientId
+from fedbe.errors import RunError
+from fedbe.experiment.round import RunState
+from fedbe.experiment.tensor_files import UNREADABLE, model_of, part, read_tensors, tensors_of, write_tensors
+
+KEPT = 2
+Identity = Mapping[str, str]  # what must be the same to go on: recipe, code, data, torch …
+
+
+def save(folder: Path, state: RunState, identity: Identity) -> Path:
+    """Write the checkpoint of a round, then drop all but the last two."""
+    tensors = tensors_of("model", state.model)
+    tensors |= {f"memory/{name}": t for name, t in state.memory.items()}
+    tensors |= {f"clients/{json.dumps(c)}/{name}": t for c, own in state.clients.items() for name, t in own.items()}
+    for i, member in enumerate(state.members):
+        tensors |= tensors_of(f"members/{i}", member.state)
+    header = {
+        "round": state.round,
+        "identity": dict(identity),
+        "members": [m.name for m in state.members],
+    }
+    path = folder / f"checkpoint-{state.round:06d}.safetensors"
+    write_tensors(path, header, tensors)
+    for old in found(folder)[KEPT:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def found(folder: Path) -> list[Path]:
+    """The checkpoints of a run, the newest first."""
+    return sorted(folder.glob("checkpoint-*.safetensors"), reverse=True)
+
+
+def latest(folder: Path, identity: Identity | None = None) -> RunState | None:
+    """The newest checkpoint that can be read; None if the run has none yet."""
+    paths = found(folder)
+    for path in paths:
+        state = read(path, identity)
+        if state is not None:
+            return state
+    if paths:
+        raise RunError(f"none of the {len(paths)} checkpoints in {folder} can be read: start the run anew")
+    return None
+
+
+def read(path: Path, identity: Identity | None = None) -> RunState | None:
+    """The state in one file; None if it cannot be read. One of another identity is refused."""
+    try:
+        header, tensors = read_tensors(path)
+    except UNREADABLE:
+        return None
+    if identity is not None:
+        _check(header["identity"], identity, path)
+    return _state_of(header, tensors)
+
+
+def _check(theirs: Identity, ours: Identity, path: Path) -> None:
+    for name, value in ours.items():
+        if theirs.get(name) != value:
+            raise RunError(
+                f"{path.parent} cannot be resumed: its {name} was {theirs.get(name, 'unknown')} and is now {value}; "
+                "results would not be those of one run. Start a new run instead"
+            )
+
+
+def _state_of(header: Mapping, tensors: Mapping[str, Tensor]) -> RunState:  # type: ignore[type-arg]
+    clients: dict[ClientId, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith("clients/"):
+            client, what = name.removeprefix("clients/").rsplit("/", 1)
+            clients.setdefault(json.loads(client), {})[what] = tensor
+    members = tuple(Member(name, model_of(f"members/{i}", tensors)) for i, name in enumerate(header["members"]))
+    return RunState(
+        round=header["round"],
+        model=model_of("model", tensors),
+        memory=part("memory/", tensors),
+        clients=clients,
+        members=members,
+    )

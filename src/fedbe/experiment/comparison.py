@@ -1,0 +1,200 @@
+"""Several methods on the same splits and the same initial weights, and how sure the difference is."""
+
+import json
+import math
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+
+from fedbe.algorithms import methods
+from fedbe.core.files import write_json, write_whole
+from fedbe.errors import RunError, SettingError
+from fedbe.experiment import loop
+from fedbe.experiment.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method's accuracies (in percent, one for each seed) and its difference to the reference method.
+
+    difference, spread: mean and standard deviation of the paired differences; chance: the two-sided p-value of a
+    paired t-test, None where there are fewer than two seeds or all differences are equal.
+    """
+
+    method: str
+    accuracies: tuple[float, ...]
+    difference: float | None = None
+    spread: float | None = None
+    chance: float | None = None
+
+    @property
+    def mean(self) -> float:
+        return mean(self.accuracies)
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation over seeds."""
+        return stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+
+def create(folder: Path, recipe: Recipe, names: Sequence[str], seeds: Sequence[int], precision: str) -> Path:
+    """Make the folder of a comparison with a run for each method and seed."""
+    if not names:
+        raise SettingError("name at least one method to compare, like --methods fedavg,fedbe")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise SettingError(f"'{twice[0]}' is named twice in the methods to compare")
+    for name in names:
+        recipe.method_for(name)
+    with loop.new_folder(folder) as part:
+        for name in names:
+            for seed in seeds:
+                loop.create(_cell(part, name, seed), recipe, name, seed, precision)
+        write_json(part / "compare.json", {"methods": list(names), "seeds": list(seeds)})
+    return folder
+
+
+def is_comparison(folder: Path) -> bool:
+    return (folder / "compare.json").is_file()
+
+
+def cells(folder: Path) -> list[Path]:
+    """The runs of a comparison, seed by seed, so that an early stop leaves whole comparisons."""
+    plan = _plan(folder)
+    return [_cell(folder, name, seed) for seed in plan["seeds"] for name in plan["methods"]]
+
+
+def first_round(cell: Path) -> Path:
+    """Where the runs of one seed share the clients of round 1 while they are trained."""
+    return cell.parent / f"first-round-seed{loop.read_info(cell).seed}"
+
+
+def drop_first_rounds(folder: Path) -> None:
+    """Remove what runs shared, seed by seed, when all of a seed are done."""
+    wanted = {first_round(cell) for cell in cells(folder) if not loop.read_info(cell).finished}
+    for shared in set(folder.glob("first-round-*")) - wanted:
+        shutil.rmtree(shared, ignore_errors=True)
+
+
+def table(folder: Path) -> list[Row]:
+    """A row for each method, in the order asked for; differences are to the first."""
+    plan = _plan(folder)
+    accuracies = {
+        name: tuple(100 * _accuracy(_cell(folder, name, seed)) for seed in plan["seeds"]) for name in plan["methods"]
+    }
+    base = plan["methods"][0]
+    return [row(name, values, None if name == base else accuracies[base]) for name, values in accuracies.items()]
+
+
+def row(name: str, accuracies: tuple[float, ...], reference: tuple[float, ...] | None) -> Row:
+    """
+    >>> r = row("b", (3.0, 5.0, 4.0), (1.0, 2.0, 3.0))
+    >>> r.difference, r.spread, round(r.chance, 4)
+    (2.0, 1.0, 0.0742)
+    """
+    if reference is None:
+        return Row(name, accuracies)
+    differences = [a - b for a, b in zip(accuracies, reference, strict=True)]
+    if len(differences) < 2:
+        return Row(name, accuracies, differences[0])
+    spread = stdev(differences)
+    return Row(name, accuracies, mean(differences), spread, _chance(mean(differences), spread, len(differences)))
+
+
+def _chance(difference: float, spread: float, n: int) -> float | None:
+    if spread < 1e-9:  # equal differences, but for rounding: there is no spread to judge them by
+        return None
+    from scipy.stats import t
+
+    return float(2 * t.sf(abs(difference) / (spread / math.sqrt(n)), n - 1))
+
+
+def cells_of(row: Row) -> tuple[str, str, str, str]:
+    """A row as text: method, accuracy, difference, p."""
+    against = (
+        "" if row.difference is None else f"{row.difference:+.1f}" + (f" ± {row.spread:.1f}" if row.spread else "")
+    )
+    accuracy = f"{row.mean:.1f}" if row.std is None else f"{row.mean:.1f} ± {row.std:.1f}"
+    return methods.get(row.method).title, accuracy, against, "" if row.chance is None else readable(row.chance)
+
+
+def readable(chance: float) -> str:
+    """
+    >>> readable(0.0421), readable(0.0002)
+    ('0.042', '< 0.001')
+    """
+    return "< 0.001" if chance < 0.001 else f"{chance:.3f}"
+
+
+def verdict(rows: Sequence[Row]) -> tuple[str, str]:
+    """What the table says, and how sure that is."""
+    best = max(rows, key=lambda r: r.mean)
+    base = methods.get(rows[0].method).title
+    title, n = methods.get(best.method).title, len(best.accuracies)
+    if best.difference is None:
+        return f"No method beats {base} here", f"over n = {n} seeds"
+    gain = f"{title} is {best.difference:.1f} points above {base}"
+    if best.chance is None:
+        return gain, f"too few seeds to say how sure that is: n = {n}"
+    sure = "that is hardly chance" if best.chance < 0.05 else "that may be chance: try more seeds"
+    relation = readable(best.chance) if best.chance < 0.001 else f"= {readable(best.chance)}"
+    return gain, f"paired over n = {n} seeds, p {relation}: {sure}"
+
+
+def sentence(rows: Sequence[Row]) -> str:
+    """The verdict in one sentence."""
+    return "{} ({}).".format(*verdict(rows))
+
+
+def write_report(folder: Path, rows: Sequence[Row]) -> Path:
+    """comparison.md for people and comparison.json for programs; returns the former."""
+    plan = _plan(folder)
+    recipe = loop.read_recipe(cells(folder)[0])
+    info = loop.read_info(cells(folder)[0])
+    lines = [
+        f"# {recipe.name}: {', '.join(methods.get(r.method).title for r in rows)}",
+        "",
+        f"Test accuracy (%) after {_rounds(recipe, rows)}, mean ± std over n = {len(plan['seeds'])} seeds "
+        f"({', '.join(map(str, plan['seeds']))}), {info.precision}, fedbe {info.made_with['fedbe']}.",
+        "",
+        f"| method | accuracy | against {methods.get(rows[0].method).title} | p (paired t-test) |",
+        "|---|---|---|---|",
+    ]
+    best = max(rows, key=lambda r: r.mean).method
+    for r in rows:
+        shown = [f"**{c}**" if r.method == best and c else c for c in cells_of(r)]
+        lines.append(f"| {' | '.join(shown)} |")
+    lines += ["", sentence(rows), ""]
+    write_json(folder / "comparison.json", [vars(r) for r in rows])
+    write_whole(folder / "comparison.md", "\n".join(lines).encode())
+    return folder / "comparison.md"
+
+
+def _rounds(recipe: Recipe, rows: Sequence[Row]) -> str:
+    found = {methods.get(r.method).title: recipe.rounds(methods.get(r.method)) for r in rows}
+    most = max(found.values())
+    fewer = ", ".join(f"{title}: {n}" for title, n in found.items() if n < most)
+    return f"{most} rounds ({fewer})" if fewer else f"{most} rounds"
+
+
+def _plan(folder: Path) -> Mapping[str, list]:  # type: ignore[type-arg]
+    try:
+        plan: Mapping[str, list] = json.loads((folder / "compare.json").read_text())  # type: ignore[type-arg]
+        if not all(isinstance(plan[part], list) and plan[part] for part in ("methods", "seeds")):
+            raise ValueError("compare.json must list methods and seeds")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder} is no comparison: {error}") from error
+    return plan
+
+
+def _cell(folder: Path, name: str, seed: int) -> Path:
+    return folder / f"{name}-seed{seed}"
+
+
+def _accuracy(cell: Path) -> float:
+    info = loop.read_info(cell)
+    if info.final is None:
+        raise RunError(f"{cell} is not finished: resume it with `fedbe resume {shlex.quote(str(cell.parent))}`")
+    return float(info.final["accuracy"])

@@ -1,0 +1,35 @@
+"""Worker processes fork from one server process; this starts it early, before this process imports torch itself."""
+
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def start_method() -> str:
+    """forkserver where there is one: torch is imported once for all workers, and no lock is copied by a fork."""
+    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+
+def warm_up() -> None:
+    """Start the process that workers fork from, so that it imports torch while the caller does; once is enough."""
+    if start_method() == "forkserver":
+        from multiprocessing import forkserver
+
+        forkserver.set_forkserver_preload(["fedbe.experiment.executors.process_pool"])
+        with _deaf():
+            forkserver.ensure_running()
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """What is started within never hears Ctrl-C, not even while it imports: its parent decides when it ends."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not in the main thread, where handlers cannot be changed
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,104 @@
+"""What worker processes are asked to do. A job's result depends on the job alone, never on who does it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedbe.algorithms.client.rules import LocalRule
+from fedbe.algorithms.client.training import LocalSettings, Trained, train
+from fedbe.algorithms.ensemble import predict
+from fedbe.core.inputs import Inputs
+from fedbe.core.model_runner import ModelRunner
+from fedbe.core.random import generator
+from fedbe.core.state import ModelState
+from fedbe.experiment.federation import Federation
+
+Where = Literal["server", "test"]
+EVALUATION_CHUNK = 2500  # test images in one job; fixed, so that results do not depend on the number of workers
+
+
+class Job(Protocol):
+    """size: an estimate of the work, for doing the longest first; name: for messages."""
+
+    @property
+    def size(self) -> float: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, federation: Federation, runner: ModelRunner) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class TrainJob:
+    """One client's local training in one round."""
+
+    client: int
+    round: int
+    seed: int
+    state: ModelState
+    settings: LocalSettings
+    num_examples: int
+    rules: tuple[LocalRule, ...] = ()
+    broadcast: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def size(self) -> float:
+        return self.settings.epochs * self.num_examples
+
+    @property
+    def name(self) -> str:
+        return f"client {self.client}"
+
+    def run(self, federation: Federation, runner: ModelRunner) -> Trained:
+        index = federation.clients[self.client]
+        return train(
+            runner,
+            self.state,
+            federation.train.select(index),
+            federation.labels[index],
+            self.settings,
+            generator(self.seed, self.round, "train", self.client),
+            rules=self.rules,
+            broadcast=self.broadcast,
+            memory=self.memory,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PredictJob:
+    """Probabilities of one model on the server's images or on (a part of) the test images."""
+
+    state: ModelState
+    where: Where
+    first: int = 0
+    last: int | None = None
+
+    @property
+    def size(self) -> float:
+        return 1.0
+
+    @property
+    def name(self) -> str:
+        return f"predictions on the {self.where} images"
+
+    def run(self, federation: Federation, runner: ModelRunner) -> Tensor:
+        inputs: Inputs | None = federation.server if self.where == "server" else federation.test
+        assert inputs is not None, "a recipe without server images has no method that asks for them"
+        if self.last is not None:
+            inputs = _part(federation, self.first, self.last)
+        return predict(runner, self.state, inputs)
+
+
+def _part(federation: Federation, first: int, last: int) -> Inputs:
+    return federation.test.select(torch.arange(first, last))
+
+
+def test_jobs(state: ModelState, count: int) -> list[PredictJob]:
+    """The whole test set in chunks of fixed size, so that all workers can share one model's evaluation."""
+    firsts = range(0, count, EVALUATION_CHUNK)
+    return [PredictJob(state, "test", first=f, last=min(f + EVALUATION_CHUNK, count)) for f in firsts]

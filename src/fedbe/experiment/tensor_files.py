@@ -1,0 +1,50 @@
+"""Models and vectors as named tensors in one safetensors file with a JSON header."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedbe.core.files import write_whole
+from fedbe.core.state import ModelState
+
+UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    safetensors.SafetensorError,
+)  # what `read_tensors` raises for a bad file
+
+
+def write_tensors(path: Path, header: object, tensors: Mapping[str, Tensor]) -> None:
+    """One safetensors file, whole or not at all."""
+    # safetensors refuses tensors that share memory, as a member and the model may.
+    separate = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    write_whole(path, safetensors.torch.save(separate, {"fedbe": json.dumps(header)}))
+
+
+def read_tensors(path: Path) -> tuple[Any, dict[str, Tensor]]:
+    with safetensors.safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["fedbe"])
+        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def tensors_of(prefix: str, state: ModelState) -> dict[str, Tensor]:
+    counters = {f"{prefix}/counters/{name}": t for name, t in state.counters.items()}
+    return {f"{prefix}/params": state.params, f"{prefix}/buffers": state.buffers, **counters}
+
+
+def model_of(prefix: str, tensors: Mapping[str, Tensor]) -> ModelState:
+    counters = part(f"{prefix}/counters/", tensors)
+    return ModelState(tensors[f"{prefix}/params"], tensors[f"{prefix}/buffers"], counters)
+
+
+def part(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

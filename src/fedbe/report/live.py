@@ -1,0 +1,103 @@
+"""A run's page on 127.0.0.1, built anew when the run's files have changed."""
+
+import hashlib
+import sys
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import BaseServer
+from threading import Lock
+from typing import Any
+
+from fedbe.analysis.runs import read_studies
+from fedbe.errors import FedBEError, RunError
+from fedbe.experiment import comparison, loop
+from fedbe.report.page import render
+from fedbe.report.sections import build
+
+HOST = "127.0.0.1"
+
+
+class Page:
+    """The page of one run or comparison; it keeps the last one and makes a new one when files have changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._lock = folder, Lock()
+        self._made, self._html = "", ""
+        self._cells = comparison.cells(folder) if comparison.is_comparison(folder) else [folder]
+        for cell in self._cells:
+            loop.read_info(cell)  # a folder that is no run is refused here, not in the browser
+
+    def version(self) -> str:
+        """Another text whenever the page would be another."""
+        digest = hashlib.sha256()
+        for cell in self._cells:
+            for name in ("run.json", "rounds.jsonl"):
+                try:
+                    found = (cell / name).stat()
+                except OSError:
+                    continue
+                digest.update(f"{cell}/{name} {found.st_size} {found.st_mtime_ns};".encode())
+        return digest.hexdigest()[:16]
+
+    def html(self) -> str:
+        with self._lock:
+            version = self.version()
+            if version != self._made:
+                self._html = render(build(read_studies([self._folder])), version=version)
+                self._made = version
+            return self._html
+
+
+def serve(page: Page, port: int) -> ThreadingHTTPServer:
+    """A server for this machine only; port 0 takes a free one."""
+
+    class Handler(BaseHTTPRequestHandler):
+        server_version, sys_version = "fedbe", ""
+
+        def do_GET(self) -> None:
+            # Another site could point a name of its own at 127.0.0.1 and read the page: only our own names are served.
+            if self.headers.get("Host", "") not in _hosts(self.server):
+                self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
+            elif self.path == "/version":
+                self._send(page.version(), "text/plain")
+            elif self.path == "/":
+                self._page()
+            else:
+                self.send_error(HTTPStatus.NOT_FOUND)
+
+        def _page(self) -> None:
+            try:
+                html = page.html()
+            except FedBEError as error:
+                self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain=str(error))
+            else:
+                self._send(html, "text/html")
+
+        def _send(self, text: str, kind: str) -> None:
+            body = text.encode()
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """The terminal stays quiet."""
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            if not isinstance(sys.exception(), ConnectionError):  # a tab that was closed meanwhile is no error
+                super().handle_error(request, client_address)
+
+    try:
+        return Server((HOST, port), Handler)
+    except OSError as error:
+        raise RunError(f"cannot serve on {HOST}:{port}: {error.strerror}; choose another --port") from error
+
+
+def _hosts(server: BaseServer) -> tuple[str, ...]:
+    port = server.server_port if isinstance(server, HTTPServer) else 0
+    named = (f"{HOST}:{port}", f"localhost:{port}")
+    return (*named, HOST, "localhost") if port == 80 else named  # browsers leave out the port that is the usual one

@@ -1,1 +1,0 @@
-"""A federation on one machine: rounds, worker processes, checkpoints."""

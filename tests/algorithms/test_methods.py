@@ -1,0 +1,123 @@
+import pytest
+from torch import nn
+
+from fedbe.algorithms import methods
+from fedbe.algorithms.client.rules import ControlVariate, Prox
+from fedbe.algorithms.server.stages import ControlUpdate, Distill, KeepMembers, Mean, Momentum
+from fedbe.errors import SettingError
+
+# The rows of the paper, written down again: rules, stages, who votes, how the student is trained.
+ROWS = {
+    "fedavg": ((), (Mean,), None),
+    "fedavgm": ((), (Mean, Momentum), None),
+    "fedprox": ((Prox,), (Mean,), None),
+    "scaffold": ((ControlVariate,), (Mean, ControlUpdate), None),
+    "v-distillation": ((), (Mean, Distill), ("C", "sgd")),
+    "1-ensemble": ((), (Mean, KeepMembers), None),
+    "fedbe": ((), (Mean, Distill), ("SAC", "swa")),
+    "fedbe-sgd": ((), (Mean, Distill), ("SAC", "sgd")),
+    "fedbe+fedprox": ((Prox,), (Mean, Distill), ("SAC", "swa")),
+    "fedbe+fedavgm": ((), (Mean, Momentum, Distill), ("SAC", "swa")),
+    "fedbe+scaffold": ((ControlVariate,), (Mean, ControlUpdate, Distill), ("SAC", "swa")),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows(name):
+    rules, stages, distillation = ROWS[name]
+    method = methods.get(name)
+    assert tuple(type(r) for r in method.rules) == rules
+    assert tuple(type(s) for s in method.stages) == stages
+    assert method.needs_unlabeled(nn.Linear(1, 1)) == (distillation is not None)
+    assert method.extras == (("control",) if ControlVariate in rules else ())
+    assert method.one_round == (name == "1-ensemble")
+    if distillation:
+        members, optimizer = distillation
+        assert (method.stages[-1].members, method.stages[-1].optimizer) == (members, optimizer)
+
+
+def test_no_row_is_forgotten():
+    assert set(ROWS) == set(methods.METHODS)
+    assert len({m.title for m in methods.METHODS.values()}) == len(ROWS)
+
+
+def test_the_paper_s_settings_are_the_defaults():
+    settings = methods.get("fedbe").settings()
+    expected = {
+        "num_samples": 10, "posterior": "gaussian", "scale": 1.0, "sharpening": 2.0, "distill_epochs": 20,
+        "distill_batch_size": 128, "distill_lr": 1e-3, "distill_lr_min": 4e-4,
+        "swa_cycle_steps": 25, "swa_start_steps": 250,
+        "distill_momentum": 0.9, "distill_until": 1.0, "loss": "cross_entropy", "targets": "ensemble",
+        "augment": True, "members": "SAC",
+    }  # fmt: skip
+    assert {k: settings[k] for k in expected} == expected
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_released_variant_sets_what_a_method_has(name):
+    plain, released = methods.get(name).settings(), methods.get(name, "released").settings()
+    changed = {k: released[k] for k in plain if plain[k] != released[k]}
+    assert changed == {k: v for k, v in methods.VARIANTS["released"].items() if k in plain}
+
+
+def test_a_variant_does_not_touch_what_makes_a_method_itself():
+    tuned = methods.VARIANTS["tuned"]
+    assert {k: methods.get("fedbe", "tuned").settings()[k] for k in tuned} == tuned
+    assert methods.get("v-distillation", "tuned").settings()["members"] == "C"
+    assert methods.get("1-ensemble", "tuned") == methods.get("1-ensemble")
+    assert methods.get("fedavg", "tuned") == methods.get("fedavg")
+
+
+def test_single_settings_win_over_the_variant():
+    method = methods.get("fedbe", "released", posterior="dirichlet", alpha={0: 1.0, 1: 2.0})
+    assert method.settings()["posterior"] == "dirichlet"
+    assert method.settings()["loss"] == "kl_over_classes"
+    assert methods.get("fedbe").settings()["posterior"] == "gaussian"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        (("fedbee",), {}, "unknown method 'fedbee': did you mean 'fedbe'"),
+        (("zzz",), {}, "choose one of: fedavg, fedavgm"),
+        (("fedbe", "relased"), {}, "unknown variant 'relased': did you mean 'released'"),
+        (("fedbe",), {"sampels": 3}, "FedBE has no setting 'sampels': did you mean 'num_samples'"),
+        (("fedprox",), {"nu": 1.0}, "choose one of: proximal_mu, prox_form"),
+        (("fedavg",), {"proximal_mu": 1.0}, "FedAvg has no setting 'proximal_mu': it has none"),
+        (("fedbe",), {"num_samples": "10"}, "`num_samples` must be a whole number, got '10'"),
+        (("fedbe",), {"num_samples": 2.5}, "`num_samples` must be a whole number, got 2.5"),
+        (("fedbe",), {"num_samples": True}, "`num_samples` must be a whole number, got True"),
+        (("fedbe",), {"num_samples": 0}, "`num_samples` must be >= 1 when members include S, got 0"),
+        (("fedbe",), {"scale": "1"}, "`scale` must be a number"),
+        (("fedbe",), {"augment": 1}, "`augment` must be true or false"),
+        (("fedbe",), {"posterior": 3}, "`posterior` must be a word"),
+        (("fedbe",), {"posterior": "gauss"}, "unknown posterior 'gauss'"),
+        (("fedbe",), {"statistics": "average"}, "did you mean 'averaged'"),
+        (("fedbe",), {"members": "SACX"}, "`members` must be one or more of"),
+        (("fedbe",), {"alpha": 0.0}, "`alpha` must be a number > 0"),
+        (("fedbe",), {"alpha": 1e308}, r"`alpha` must be a number > 0 and at most 1e\+15, got 1e\+308"),
+        (("fedbe",), {"alpha": {0: "x"}}, r"`alpha` must be a number > 0 and at most 1e\+15, got 'x'"),
+        (("fedbe",), {"alpha": {0: -1.0}}, r"`alpha` must be a number > 0 and at most 1e\+15, got -1"),
+        (("fedbe",), {"scale": -1.0}, "`scale` must be >= 0"),
+        (("fedbe",), {"scale": float("inf")}, "`scale` must be a finite number, got inf"),
+        (("fedbe",), {"distill_lr": {"a": 1}}, "`distill_lr` must be a number"),
+        (("fedbe",), {"distill_momentum": 1.5}, r"`distill_momentum` must be in \[0, 1\), got 1.5"),
+        (("fedbe",), {"distill_until": 1.5}, "`distill_until` must be from 0 to 1, got 1.5"),
+        (("fedbe",), {"sharpening": 0.0}, "`sharpening` must be > 0"),
+        (("fedbe",), {"targets": "label"}, "did you mean 'labels'"),
+        (("fedbe",), {"distill_epochs": 0}, "`distill_epochs` must be >= 1"),
+        (("fedavgm",), {"beta": 1.0}, r"`beta` must be in \[0, 1\)"),
+        (("fedavgm",), {"momentum_form": "damp"}, "did you mean 'damped'"),
+    ],
+)
+def test_settings_that_cannot_work(arguments, settings, message):
+    with pytest.raises(SettingError, match=message):
+        methods.get(*arguments, **settings)
+
+
+def test_whole_numbers_are_numbers():
+    assert methods.get("fedbe", scale=2, sharpening=1).settings()["scale"] == 2
+
+
+def test_without_samples_the_number_of_samples_does_not_matter():
+    assert methods.get("fedbe", members="AC", num_samples=0).settings()["num_samples"] == 0

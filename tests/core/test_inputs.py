@@ -1,0 +1,115 @@
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from fedbe.core.inputs import Inputs, TensorInputs, Unaugmented, as_inputs, batches
+from fedbe.errors import SettingError
+
+ROWS = torch.arange(12.0).view(6, 2)
+
+
+class Plain(Dataset):
+    """A map-style data set whose items are what `make` makes of a row."""
+
+    def __init__(self, make, count=6):
+        self.make, self.count = make, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        return self.make(i)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(ROWS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ROWS,
+        ROWS.clone().requires_grad_(),
+        Plain(lambda i: ROWS[i]),
+        Plain(lambda i: (ROWS[i], 3)),
+        Plain(lambda i: [ROWS[i], "label"]),
+        TensorDataset(ROWS, torch.zeros(6)),
+        list(ROWS),
+        TensorInputs(ROWS),
+    ],
+    ids=["tensor", "with-grad", "tensors", "tuples", "lists", "TensorDataset", "list", "inputs"],
+)
+def test_sources(source):
+    inputs = as_inputs(source)
+    assert isinstance(inputs, Inputs)
+    assert len(inputs) == 6
+    batch = inputs.batch(torch.tensor([4, 1]))
+    assert batch.tolist() == [[8, 9], [2, 3]]
+    assert not batch.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (torch.zeros(0, 3), r"J > 0, got shape \[0, 3\]"),
+        (torch.tensor(1.0), r"got shape \[\]"),
+        (Plain(lambda i: ROWS[i], 0), "J > 0"),
+        (TensorInputs(torch.zeros(0, 3)), "`unlabeled` is empty"),
+        (Plain(lambda i: torch.zeros(i + 1)), r"`unlabeled`\[1\] has shape \[2\], the first has \[1\]"),
+        (Plain(lambda _: "text"), r"`unlabeled`\[0\] must be a tensor, got str"),
+        (Plain(lambda _: {"image": ROWS[0]}), r"`unlabeled`\[0\] must be a tensor, got dict"),
+        (Stream(), "map-style Dataset or Inputs, got Stream"),
+        (3, "got int"),
+        ("path/to/data", "got str"),
+        ({"x": ROWS}, "got dict"),
+        (torch.full((2, 2), torch.nan), "must be finite"),
+        (torch.tensor([[1.0, torch.inf]]), "must be finite"),
+        (torch.zeros(2, 2, device="meta"), "dense tensor with data"),
+        (torch.zeros(2, 2).to_sparse(), "dense tensor with data"),
+    ],
+)
+def test_sources_that_cannot_work(source, message):
+    with pytest.raises(SettingError, match=message):
+        as_inputs(source)
+
+
+def test_whole_numbers_are_inputs_too():
+    assert as_inputs(torch.arange(4)).batch(torch.tensor([3])).tolist() == [3]
+
+
+def test_augmentation_needs_a_generator(rng):
+    inputs = as_inputs(ROWS, augment=lambda batch, draw: batch + torch.rand(1, generator=draw) + 1)
+    index = torch.tensor([0])
+    assert inputs.batch(index).tolist() == [[0, 1]]
+    assert not torch.equal(inputs.batch(index, rng), inputs.batch(index, rng))
+    assert Unaugmented(inputs).batch(index, rng).tolist() == [[0, 1]]
+    assert len(Unaugmented(inputs)) == 6
+
+
+def test_augmentation_that_cannot_work():
+    with pytest.raises(SettingError, match="Inputs bring their own"):
+        as_inputs(TensorInputs(ROWS), augment=lambda batch, _: batch)
+    with pytest.raises(SettingError, match="`augment` must be a function"):
+        as_inputs(ROWS, augment=True)
+
+
+@pytest.mark.parametrize(
+    ("augment", "came"),
+    [(lambda *_: None, "NoneType"), (lambda batch, _: batch[1:], r"\[1, 2\]"), (lambda batch, _: batch.sum(), r"\[\]")],
+)
+def test_augmentation_must_return_the_batch(rng, augment, came):
+    """A function that forgets its `return` is the commonest of them."""
+    inputs = as_inputs(ROWS, augment=augment)
+    with pytest.raises(SettingError, match=f"`augment` must return a batch of 2 inputs, as many as it got, not {came}"):
+        inputs.batch(torch.tensor([0, 1]), rng)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "expected"),
+    [(6, 2, [2, 2, 2]), (7, 3, [3, 4]), (5, 3, [3, 2]), (1, 4, [1]), (3, 1, [1, 1, 1]), (4, 9, [4])],
+)
+def test_a_last_batch_of_one_joins_the_one_before(count, size, expected):
+    parts = list(batches(count, size))
+    assert [len(p) for p in parts] == expected
+    assert torch.cat(parts).tolist() == list(range(count))

@@ -1,0 +1,102 @@
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from fedbe import Plan
+from fedbe.core.model_runner import ModelRunner
+from fedbe.errors import ModelError, SettingError
+
+
+@pytest.mark.parametrize("name", ["mlp-bn", "conv-gn", "dense"])
+def test_what_is_loaded_can_be_read(network, nearby, name):
+    module = network(name)
+    runner = ModelRunner(module)
+    for state in nearby(module):
+        packed = runner.layout.pack(state)
+        runner.load(packed)
+        assert runner.read().digest() == packed.digest()
+
+
+def test_the_callers_module_is_never_touched(network, nearby):
+    module = network("mlp-bn").eval()
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    runner = ModelRunner(module)
+    runner.load(runner.layout.pack(nearby(module)[0]))
+    runner.module.train()
+    assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
+    assert not module.training
+
+
+def test_tied_weights_stay_tied():
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    module[1].weight = module[0].weight
+    runner = ModelRunner(module)
+    assert runner.module[1].weight is runner.module[0].weight
+    assert [n for n, _ in runner.trainable()] == ["0.weight", "0.bias", "1.bias"]
+
+
+def test_a_buffer_with_two_names_of_which_one_is_saved():
+    module = nn.Linear(2, 2)
+    module.register_buffer("scratch", torch.ones(3), persistent=False)
+    module.register_buffer("saved", module.scratch)
+    runner = ModelRunner(module)
+    assert runner.layout.unpack(runner.read())["saved"].tolist() == [1, 1, 1]
+    runner.load(runner.layout.pack({**module.state_dict(), "saved": torch.full((3,), 5.0)}))
+    assert runner.module.saved.tolist() == [5, 5, 5]
+
+
+def test_what_a_model_leaves_in_buffers_that_are_not_saved_does_not_reach_the_next_one():
+    module = nn.Linear(2, 2)
+    module.register_buffer("seen", torch.zeros(1), persistent=False)
+    runner = ModelRunner(module)
+    runner.module.seen += 3
+    runner.load(runner.layout.pack(module.state_dict()))
+    assert runner.module.seen.tolist() == [0]
+
+
+def test_one_logit_is_too_little():
+    with pytest.raises(ModelError, match="returns one logit"):
+        ModelRunner(nn.Linear(3, 1)).logits(torch.zeros(4, 3))
+
+
+def test_sparse_gradients_are_refused_before_training():
+    layers = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))
+    with pytest.raises(ModelError, match="sparse gradients in '0'"):
+        ModelRunner(layers).trainable()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_working_precision(dtype):
+    runner = ModelRunner(nn.Linear(3, 2).to(dtype))
+    logits = runner.logits(torch.zeros(4, 3, dtype=dtype))
+    assert logits.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+def test_whole_number_inputs_reach_an_embedding():
+    runner = ModelRunner(nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(8, 3)))
+    assert runner.logits(torch.tensor([[1, 2], [3, 4]])).shape == (2, 3)
+
+
+def test_a_module_that_cannot_be_copied():
+    module = nn.Linear(2, 2)
+    module.lock = threading.Lock()
+    with pytest.raises(ModelError, match="cannot be copied"):
+        ModelRunner(module)
+
+
+def test_not_a_module():
+    with pytest.raises(ModelError, match=r"`model` must be a torch.nn.Module, got dict"):
+        ModelRunner({})
+    with pytest.raises(SettingError, match=r"`plan` must be a fedbe\.Plan, got 'bfloat16'"):
+        ModelRunner(nn.Linear(2, 2), "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"precision": "bfloat"}, "did you mean 'bfloat16'"), ({"batch_size": 0}, "`batch_size` must be >= 1")],
+)
+def test_plans(settings, message):
+    with pytest.raises(SettingError, match=message):
+        Plan(**settings)

@@ -1,0 +1,112 @@
+import importlib.util
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedbe.data import load_task
+from fedbe.data.readers.cifar import CLASSES
+from fedbe.errors import DataError
+
+STEMS = {"cifar10": ("cifar-10-batches-bin", "data_batch_1"), "cifar100": ("cifar-100-binary", "train")}
+
+
+def pickled_batch():
+    """The maker of "python" batches from the test of their reader."""
+    spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("test_plain_pickle.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.batch
+
+
+def to_python_layout(folder, name, made):
+    batch = pickled_batch()
+    folder.mkdir(parents=True)
+    for stem, (labels, images) in made.items():
+        rows = images.transpose(0, 3, 1, 2).reshape(len(images), 3072)
+        key = "labels" if name == "cifar10" else "fine_labels"
+        (folder / stem).write_bytes(batch(labels.tolist(), rows, key))
+
+
+def assert_same(task, name, made):
+    train = [stem for stem in made if "test" not in stem]
+    test = next(stem for stem in made if "test" in stem)
+    assert np.array_equal(task.train.inputs.numpy(), np.concatenate([made[stem][1] for stem in train]))
+    assert task.train.labels.tolist() == np.concatenate([made[stem][0] for stem in train]).tolist()
+    assert np.array_equal(task.test.inputs.numpy(), made[test][1])
+    assert task.test.labels.tolist() == made[test][0].tolist()
+    assert task.train.classes == CLASSES[name]
+
+
+@pytest.mark.parametrize("name", STEMS)
+def test_binary_layout_from_the_data_directory(tmp_path, monkeypatch, cifar_binary, name):
+    made = cifar_binary(tmp_path / STEMS[name][0], name)
+    monkeypatch.setenv("FEDBE_DATA", str(tmp_path))
+    assert_same(load_task(name), name, made)
+    assert_same(load_task(name, root=tmp_path), name, made)
+
+
+@pytest.mark.parametrize("name", STEMS)
+def test_python_layout(tmp_path, cifar_binary, name):
+    made = cifar_binary(tmp_path / "binary", name)
+    folder = tmp_path / f"{'cifar-10-batches-py' if name == 'cifar10' else 'cifar-100-python'}"
+    to_python_layout(folder, name, made)
+    assert_same(load_task(name, root=tmp_path), name, made)
+
+
+@pytest.mark.parametrize("layout", ["binary", "python"])
+def test_official_archive(tmp_path, cifar_binary, layout):
+    folder = tmp_path / "work" / f"cifar-10-batches-{'bin' if layout == 'binary' else 'py'}"
+    made = cifar_binary(tmp_path / "work" / "cifar-10-batches-bin", "cifar10")
+    if layout == "python":
+        to_python_layout(folder, "cifar10", made)
+    archive = tmp_path / f"cifar-10-{layout}.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, folder.name)
+    assert_same(load_task(archive), "cifar10", made)  # by its official name
+    assert_same(load_task("cifar10", root=tmp_path), "cifar10", made)  # found in the data directory
+    assert_same(load_task(f"cifar10:{archive}"), "cifar10", made)  # said outright
+
+
+def test_a_truncated_batch_is_refused(tmp_path, cifar_binary):
+    cifar_binary(tmp_path / "cifar-10-batches-bin", "cifar10")
+    path = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"data_batch_3\.bin must be whole records of 3073 bytes"):
+        load_task("cifar10", root=tmp_path)
+
+
+def test_a_missing_batch_is_named(tmp_path, cifar_binary):
+    cifar_binary(tmp_path / "cifar-10-batches-bin", "cifar10")
+    (tmp_path / "cifar-10-batches-bin" / "data_batch_4.bin").unlink()
+    with pytest.raises(DataError, match=r"lacks data_batch_4\.bin of cifar10"):
+        load_task("cifar10", root=tmp_path)
+
+
+def test_another_directory_is_refused(tmp_path):
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    with pytest.raises(DataError, match=r"official layout, with data_batch_1\.bin or data_batch_1"):
+        load_task("cifar10", root=tmp_path)
+
+
+def test_a_label_out_of_range_is_refused(tmp_path, cifar_binary):
+    cifar_binary(tmp_path / "cifar-10-batches-bin", "cifar10")
+    path = tmp_path / "cifar-10-batches-bin" / "test_batch.bin"
+    path.write_bytes(bytes([10]) + path.read_bytes()[1:])
+    with pytest.raises(DataError, match="labels of 10 classes must be 0 … 9"):
+        load_task("cifar10", root=tmp_path)
+
+
+def test_a_python_file_with_other_content_is_refused(tmp_path, cifar_binary):
+    made = cifar_binary(tmp_path / "binary", "cifar10")
+    to_python_layout(tmp_path / "cifar-10-batches-py", "cifar10", made)
+    (tmp_path / "cifar-10-batches-py" / "data_batch_2").write_bytes(b"\x80\x02}.")
+    with pytest.raises(DataError, match=r"data_batch_2 must hold `data`"):
+        load_task("cifar10", root=tmp_path)
+    labels, images = made["data_batch_2"]
+    (tmp_path / "cifar-10-batches-py" / "data_batch_2").write_bytes(
+        pickled_batch()([256, *labels.tolist()[1:]], images.reshape(len(images), 3072), "labels")
+    )
+    with pytest.raises(DataError, match=r"data_batch_2 must hold `data`"):
+        load_task("cifar10", root=tmp_path)

@@ -1,0 +1,80 @@
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fedbe.data import load_task
+from fedbe.errors import DataError
+
+
+def assert_right(task):
+    assert task.train.classes == ("blue thing, azure", "red thing")  # sorted by id: n01, n02
+    assert task.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert task.train.inputs.shape == (6, 64, 64, 3)
+    assert task.test.labels.tolist() == [1, 0]
+    for part in (task.train, task.test):
+        for image, label in zip(part.inputs, part.labels, strict=True):
+            red, _, blue = image.float().mean((0, 1)).tolist()
+            assert (red > blue) == (label == 1)
+
+
+def test_directory(tmp_path, tiny_tree):
+    tiny_tree(tmp_path / "tiny-imagenet-200")
+    assert_right(load_task("tiny-imagenet", root=tmp_path))
+
+
+def test_official_zip(tmp_path, tiny_tree):
+    tiny_tree(tmp_path / "work" / "tiny-imagenet-200")
+    archive = shutil.make_archive(str(tmp_path / "tiny-imagenet-200"), "zip", tmp_path / "work")
+    assert_right(load_task(Path(archive)))
+    assert_right(load_task("tiny-imagenet", root=tmp_path))
+
+
+def test_a_grey_image_gets_three_channels(tmp_path, tiny_tree):
+    tree = tmp_path / "tiny-imagenet-200"
+    tiny_tree(tree)
+    Image.new("L", (64, 64), 100).save(tree / "train" / "n01" / "images" / "n01_1.JPEG", "JPEG")
+    grey = load_task("tiny-imagenet", root=tmp_path).train.inputs[1]
+    assert grey.shape == (64, 64, 3)
+    assert (grey == grey[..., :1]).all()
+
+
+@pytest.mark.parametrize("path", ["wnids.txt", "words.txt", "val/val_annotations.txt", "val/images/val_1.JPEG"])
+def test_what_is_missing_is_named(tmp_path, tiny_tree, path):
+    tree = tmp_path / "tiny-imagenet-200"
+    tiny_tree(tree)
+    (tree / path).unlink()
+    with pytest.raises(DataError, match=f"lacks {path}"):
+        load_task("tiny-imagenet", root=tmp_path)
+
+
+def test_lists_that_are_cut_short_or_no_text(tmp_path, tiny_tree):
+    tree = tmp_path / "tiny-imagenet-200"
+    tiny_tree(tree)
+    ids = sorted((tree / "wnids.txt").read_text().split())
+    (tree / "words.txt").write_text(ids[0])  # without its names: the id stands for them
+    assert load_task("tiny-imagenet", root=tmp_path).train.classes == tuple(ids)
+    (tree / "words.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"words\.txt is no text"):
+        load_task("tiny-imagenet", root=tmp_path)
+    (tree / "words.txt").write_text("")
+    (tree / "val" / "val_annotations.txt").write_text("val_0.JPEG")
+    with pytest.raises(DataError, match=r"lacks val/images/val_0\.JPEG"):
+        load_task("tiny-imagenet", root=tmp_path)
+
+
+def test_an_image_of_another_size_is_named(tmp_path, tiny_tree):
+    tree = tmp_path / "tiny-imagenet-200"
+    tiny_tree(tree)
+    Image.new("RGB", (65, 64)).save(tree / "val" / "images" / "val_0.JPEG", "JPEG")
+    with pytest.raises(DataError, match=r"val_0\.JPEG must have 64 × 64 pixels, got 65 × 64"):
+        load_task("tiny-imagenet", root=tmp_path)
+
+
+def test_a_broken_image_is_named(tmp_path, tiny_tree):
+    tree = tmp_path / "tiny-imagenet-200"
+    tiny_tree(tree)
+    (tree / "train" / "n02" / "images" / "n02_0.JPEG").write_bytes(b"no jpeg")
+    with pytest.raises(DataError, match=r"n02_0\.JPEG is not a readable image"):
+        load_task("tiny-imagenet", root=tmp_path)

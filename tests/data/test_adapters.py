@@ -1,0 +1,309 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedbe.data import Dataset, Task, load_task
+from fedbe.errors import DataError
+
+
+def save_images(folder, count, mode="RGB", size=(6, 5)):
+    folder.mkdir(parents=True)
+    for number in range(count):
+        colour = (number, 2 * number, 3 * number) if mode == "RGB" else number
+        Image.new(mode, size, colour).save(folder / f"{number}.png")
+
+
+def first_pixels(data):
+    return sorted(data.inputs[:, 0, 0, 0].tolist())
+
+
+def test_folder_of_class_folders(tmp_path):
+    save_images(tmp_path / "cats", 10)
+    save_images(tmp_path / "dogs", 5)
+    (tmp_path / "cats" / "notes.txt").write_text("not an image")
+    task = load_task(f"folder:{tmp_path}")
+    assert task.train.classes == ("cats", "dogs")
+    assert task.train.inputs.shape == (12, 5, 6, 3)
+    assert torch.bincount(task.test.labels).tolist() == [2, 1]  # a stratified fifth
+    assert sorted(first_pixels(task.train) + first_pixels(task.test)) == sorted([*range(10), *range(5)])
+    assert load_task(tmp_path).train.digest() == task.train.digest()  # a plain path does as well
+    assert load_task(tmp_path, seed=1).train.digest() != task.train.digest()
+
+
+def test_a_folder_without_images_is_no_class(tmp_path):
+    save_images(tmp_path / "cats", 5)
+    save_images(tmp_path / "dogs", 5)
+    save_images(tmp_path / ".ipynb_checkpoints", 2)  # copies, of what somebody looked at
+    assert load_task(tmp_path).train.classes == ("cats", "dogs")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty holds no image, so it is no class: remove it"):
+        load_task(tmp_path)
+
+
+def test_folder_with_train_and_test_and_grey_images(tmp_path):
+    for part, count in (("train", 4), ("test", 2)):
+        for name in ("x", "y"):
+            save_images(tmp_path / part / name, count, mode="L")
+    task = load_task(f"folder:{tmp_path}")
+    assert task.train.inputs.shape == (8, 5, 6, 1)
+    assert task.test.inputs.shape == (4, 5, 6, 1)
+    assert task.train.labels.tolist() == [0] * 4 + [1] * 4
+
+
+def test_one_colour_image_makes_all_of_them_colour(tmp_path):
+    save_images(tmp_path / "a", 3, mode="L")
+    save_images(tmp_path / "b", 3, mode="RGB")
+    assert load_task(tmp_path).train.inputs.shape[-1] == 3
+
+
+def test_folders_that_cannot_work_are_named(tmp_path):
+    with pytest.raises(DataError, match="one folder of images for each class"):
+        load_task(f"folder:{tmp_path}")
+    with pytest.raises(DataError, match="does not exist"):
+        load_task(f"folder:{tmp_path / 'nowhere'}")
+    save_images(tmp_path / "a", 3)
+    save_images(tmp_path / "b", 3, size=(7, 5))
+    with pytest.raises(DataError, match=r"must have one size, but .* has 6 × 5 and .* has 7 × 5 pixels"):
+        load_task(tmp_path)
+
+
+def test_a_broken_image_is_named(tmp_path):
+    save_images(tmp_path / "a", 5)
+    (tmp_path / "a" / "9.png").write_bytes(b"no png")
+    with pytest.raises(DataError, match=r"9\.png is not a readable image"):
+        load_task(tmp_path)
+    save_images(tmp_path / "b" / "c", 1, size=(64, 64))
+    whole = (tmp_path / "b" / "c" / "0.png").read_bytes()
+    (tmp_path / "b" / "c" / "0.png").write_bytes(whole[:60])
+    with pytest.raises(DataError, match=r"0\.png is not a readable image"):
+        load_task(tmp_path / "b")
+
+
+IMAGES = np.arange(10 * 4 * 4 * 3, dtype=np.int64).astype(np.uint8).reshape(10, 4, 4, 3)
+LABELS = np.array([0, 1] * 5)
+
+
+def test_npz(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, inputs=IMAGES, labels=LABELS, classes=["no", "yes"], clients=np.arange(10) // 4)
+    task = load_task(f"npz:{path}")
+    assert task.train.classes == ("no", "yes")
+    assert len(task.train) == 8
+    assert task.train.clients.shape == (8,)
+    assert task.train.name == "mine"
+    assert load_task(path).train.digest() == task.train.digest()
+
+
+def test_npz_with_a_test_part_in_keras_names(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, x_train=IMAGES[..., 0], y_train=LABELS, x_test=IMAGES[:3, ..., 0], y_test=LABELS[:3, None])
+    task = load_task(path)
+    assert task.train.inputs.shape == (10, 4, 4, 1)
+    assert task.train.labels.tolist() == LABELS.tolist()
+    assert task.test.labels.tolist() == [0, 1, 0]
+
+
+def test_npz_never_unpickles(tmp_path):
+    path = tmp_path / "evil.npz"
+    np.savez(path, inputs=np.array([{"an": "object"}], dtype=object), labels=np.zeros(1, int))
+    with pytest.raises(DataError, match=r"not an \.npz of plain arrays"):
+        load_task(path)
+
+
+def test_npz_without_the_names_and_damaged(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, pixels=IMAGES)
+    with pytest.raises(DataError, match=r"must hold `inputs` and `labels`.*but holds pixels"):
+        load_task(path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"not an \.npz of plain arrays"):
+        load_task(path)
+    with path.open("wb") as file:
+        np.save(file, IMAGES)  # one array, under the name of many
+    with pytest.raises(DataError, match=r"not an \.npz of plain arrays"):
+        load_task(path)
+    np.savez_compressed(path, inputs=IMAGES, labels=LABELS)
+    raw = bytearray(path.read_bytes())
+    raw[100] ^= 0xFF
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match=r"not an \.npz of plain arrays"):
+        load_task(path)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "shape"),
+    [
+        (IMAGES, (4, 4, 3)),
+        (IMAGES.transpose(0, 3, 1, 2), (4, 4, 3)),
+        (IMAGES[..., 0], (4, 4, 1)),
+        (torch.from_numpy(IMAGES), (4, 4, 3)),
+        (torch.from_numpy(IMAGES.reshape(10, -1)).bfloat16().requires_grad_(), (48,)),
+        (IMAGES.transpose(0, 3, 1, 2) / 255, (4, 4, 3)),
+        (IMAGES.reshape(10, -1) * 1.5, (48,)),
+    ],
+)
+def test_arrays_in_the_shapes_that_people_have(inputs, shape):
+    task = load_task((inputs, LABELS))
+    assert tuple(task.train.inputs.shape[1:]) == shape
+    whole = torch.cat([task.train.inputs, task.test.inputs]).flatten(1).double().sum(1)
+    if len(shape) == 3 and shape[2] == 3:  # not one pixel was changed on the way
+        assert sorted(whole.tolist()) == sorted(IMAGES.reshape(10, -1).sum(1).tolist())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels", "sentence"),
+    [
+        (IMAGES.astype(np.int32), LABELS, "images must be uint8 or floats"),
+        (IMAGES - 0.5, LABELS, r"floats must lie in \[0, 1\]"),
+        (IMAGES[0, 0, 0], LABELS, "must have 2, 3 or 4 axes"),
+        (IMAGES.reshape(10, -1).astype(str), LABELS, "inputs must be numbers, got <U"),
+        (IMAGES.reshape(10, -1) * 1j, LABELS, "inputs must be numbers, got complex128"),
+        (IMAGES, LABELS * 0.5, "labels must be whole numbers"),
+        (IMAGES, LABELS[:4], r"`labels` must be int64 of shape \[10\]"),
+    ],
+)
+def test_arrays_that_cannot_work_are_named(inputs, labels, sentence):
+    with pytest.raises(DataError, match=sentence):
+        load_task((inputs, labels))
+
+
+def test_a_mapping_without_training_data_is_named():
+    with pytest.raises(DataError, match=r"must have the key 'train' \(and 'test'\), got test, more"):
+        load_task({"test": (IMAGES, LABELS), "more": 1})
+
+
+class Photos(torch.utils.data.Dataset):
+    classes = ("even", "odd")
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return Image.fromarray(IMAGES[index]), index % 2
+
+
+def test_torch_data_sets():
+    task = load_task(Photos())
+    assert task.train.classes == ("even", "odd")
+    assert task.train.inputs.shape == (8, 4, 4, 3)
+    tensors = torch.utils.data.TensorDataset(torch.from_numpy(IMAGES).permute(0, 3, 1, 2) / 255, torch.arange(10) % 2)
+    both = torch.cat([load_task(tensors).train.inputs, load_task(tensors).test.inputs])
+    assert sorted(both.flatten(1).sum(1).tolist()) == sorted(IMAGES.reshape(10, -1).sum(1).tolist())
+
+
+class ClassLabel:
+    names = ("cat", "dog")
+
+
+class Table:
+    """What this package uses of a Hugging Face `datasets.Dataset`."""
+
+    def __init__(self, rows, clients=None):
+        self.columns = {"img": [Image.fromarray(i) for i in IMAGES[:rows]], "label": [n % 2 for n in range(rows)]}
+        self.features = {"img": object(), "label": ClassLabel()}
+        if clients:
+            self.columns["client_id"], self.features["client_id"] = clients, object()
+
+    def __getitem__(self, column):
+        return self.columns[column]
+
+    def __len__(self):
+        return len(self.columns["label"])
+
+
+def test_hugging_face_table():
+    task = load_task(Table(10, clients=[5] * 6 + [9] * 4))
+    assert task.train.classes == ("cat", "dog")
+    assert task.train.inputs.shape == (8, 4, 4, 3)
+    assert sorted(torch.cat([task.train.clients, task.test.clients]).tolist()) == [5] * 6 + [9] * 4
+
+
+def test_hugging_face_parts():
+    task = load_task({"train": Table(7), "test": Table(3)})
+    assert (len(task.train), len(task.test)) == (7, 3)
+    assert len(load_task({"train": Table(10)}).test) == 2
+
+
+def test_hugging_face_finest_labels_count():
+    table = Table(10)
+    table.features["coarse"] = type("Coarse", (), {"names": ("animal",)})()
+    table.columns["coarse"] = [0] * 10
+    assert load_task(table).train.classes == ("cat", "dog")
+
+
+def test_hugging_face_images_of_two_sizes_are_named():
+    table = Table(10)
+    table.columns["img"][3] = Image.new("RGB", (5, 4))
+    with pytest.raises(DataError, match=r"must have one shape, got \[4, 4, 3\] and \[4, 5, 3\]"):
+        load_task(table)
+
+
+def test_a_torch_data_set_of_dicts_is_named():
+    with pytest.raises(DataError, match=r"pairs, got a dict"):
+        load_task(torch.utils.data.StackDataset(image=torch.zeros(9, 2), label=torch.zeros(9)))
+
+
+def test_client_ids_may_be_words(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, inputs=np.zeros((10, 2)), labels=LABELS, clients=["eve"] * 5 + ["bob"] * 5)
+    task = load_task(path)
+    ids = torch.cat([task.train.clients, task.test.clients])
+    assert torch.bincount(ids).tolist() == [5, 5]
+
+
+def test_a_table_without_class_names_is_named():
+    table = Table(4)
+    table.features = {"text": object()}
+    with pytest.raises(DataError, match="must have a column with class names and an input column, but has text"):
+        load_task(table)
+
+
+MODULE = """
+import numpy as np
+import torch
+from fedbe.data import Dataset
+
+def arrays():
+    return np.zeros((10, 3)), np.arange(10) % 2
+
+def dataset():
+    return Dataset("mine", torch.zeros(10, 3), torch.arange(10) % 2, ("a", "b"))
+
+number = 3
+
+def nothing():
+    return None
+"""
+
+
+def test_module_and_function(tmp_path, monkeypatch):
+    package = tmp_path / "somebody"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "sets.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_task("somebody.sets:arrays").train.inputs.shape == (8, 3)
+    assert load_task("somebody.sets:dataset").train.classes == ("a", "b")
+    with pytest.raises(DataError, match=r"'somebody\.sets:missing' must name a function"):
+        load_task("somebody.sets:missing")
+    with pytest.raises(DataError, match="must name a function"):
+        load_task("no.such:thing")
+    with pytest.raises(DataError, match="must name a function"):
+        load_task("somebody.sets:number")
+    with pytest.raises(DataError, match="cannot read data from NoneType"):
+        load_task("somebody.sets:nothing")
+
+
+def test_tasks_and_datasets_pass_through():
+    data = Dataset("mine", torch.zeros(10, 3), torch.arange(10) % 2, ("a", "b"))
+    task = Task(data, data)
+    assert load_task(task) is task
+    assert len(load_task(data).test) == 2
+
+
+def test_too_few_to_hold_out():
+    with pytest.raises(DataError, match="must have 5 examples or more"):
+        load_task((np.zeros((4, 2)), np.zeros(4, int)))
+    with pytest.raises(DataError, match=r"must hold \(input, label\) pairs, got nothing"):
+        load_task(torch.utils.data.TensorDataset(torch.zeros(0, 2), torch.zeros(0)))

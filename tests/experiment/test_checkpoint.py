@@ -1,0 +1,98 @@
+"""Checkpoints: whole, recent, and refused when they belong to something else."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedbe.algorithms.ensemble import Member
+from fedbe.core.files import write_whole
+from fedbe.core.state import ModelState
+from fedbe.errors import RunError
+from fedbe.experiment import checkpoint, loop
+from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.recipe import Recipe
+from fedbe.experiment.round import RunState
+
+
+def _state(round: int, value: float = 1.0) -> RunState:
+    model = ModelState(torch.tensor([value, 2.0]), torch.tensor([3.0]), {"bn.num_batches_tracked": torch.tensor(4)})
+    return RunState(
+        round,
+        model,
+        {"momentum": torch.tensor([5.0, 6.0])},
+        {7: {"control": torch.tensor([8.0, 9.0])}},
+        (Member("client 0", model),),
+    )
+
+
+def test_all_of_a_state_comes_back(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, _state(3), {"seed": "0"})
+    back = checkpoint.latest(tmp_path, {"seed": "0"})
+    assert back is not None
+    assert back.round == 3
+    assert back.model.params.tolist() == [1.0, 2.0]
+    assert back.model.buffers.tolist() == [3.0]
+    assert back.model.counters["bn.num_batches_tracked"].item() == 4
+    assert back.model.counters["bn.num_batches_tracked"].dtype == torch.int64
+    assert back.memory["momentum"].tolist() == [5.0, 6.0]
+    assert back.clients[7]["control"].tolist() == [8.0, 9.0]
+    assert [m.name for m in back.members] == ["client 0"]
+    assert back.members[0].state.params.tolist() == [1.0, 2.0]
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    for number in range(1, 5):
+        checkpoint.save(tmp_path, _state(number), {})
+    assert [p.name for p in checkpoint.found(tmp_path)] == [
+        "checkpoint-000004.safetensors",
+        "checkpoint-000003.safetensors",
+    ]
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda _: b"", lambda b: b"\xff" * len(b)])
+def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    checkpoint.save(tmp_path, _state(1), {})
+    last = checkpoint.save(tmp_path, _state(2), {})
+    last.write_bytes(damage(last.read_bytes()))
+    back = checkpoint.latest(tmp_path)
+    assert back is not None
+    assert back.round == 1
+
+
+def test_if_none_can_be_read_that_is_said(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, _state(1), {}).write_bytes(b"nothing")
+    with pytest.raises(RunError, match="none of the 1 checkpoints"):
+        checkpoint.latest(tmp_path)
+    assert checkpoint.latest(tmp_path / "elsewhere") is None
+
+
+def test_another_recipe_code_or_data_is_refused(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, _state(1), {"recipe": "a", "data": "b"})
+    with pytest.raises(RunError, match="cannot be resumed: its data was b and is now c"):
+        checkpoint.latest(tmp_path, {"recipe": "a", "data": "c"})
+
+
+def test_an_edited_recipe_is_refused_and_nothing_is_lost(
+    tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any
+) -> None:
+    folder = loop.create(tmp_path / "edited", small, "fedavg", 0, "float32")
+    assert not loop.execute(folder, pool, silent, should_stop=silent.rounds_ended(1))
+    recipe = folder / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("\nlr = ", "\nlr = 1"))
+    before = [p.read_bytes() for p in checkpoint.found(folder)]
+    with pytest.raises(RunError, match="its recipe was"):
+        loop.execute(folder, pool, silent)
+    assert [p.read_bytes() for p in checkpoint.found(folder)] == before
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_whole(path, b"old")
+    with pytest.raises(RunError, match="cannot write"):
+        write_whole(tmp_path / "no" / "folder", b"new")
+    write_whole(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]

@@ -1,0 +1,293 @@
+"""Trained clients that are kept until the round is in a checkpoint: found by who trains the same, by nobody else."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedbe.algorithms.client.rules import Prox
+from fedbe.algorithms.client.training import LocalSettings, Trained
+from fedbe.algorithms.methods import METHODS
+from fedbe.cli.app import app
+from fedbe.core.model_runner import ModelRunner, Plan
+from fedbe.core.state import ModelState
+from fedbe.data import Augment
+from fedbe.experiment import loop
+from fedbe.experiment import round as rounds
+from fedbe.experiment.client_cache import ClientCache
+from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.federation import initial_weights, prepare
+from fedbe.experiment.jobs import TrainJob
+from fedbe.experiment.recipe import Recipe
+from fedbe.experiment.recipe_files import override_recipe
+
+Play = Callable[..., Path]
+Identical = Callable[[Path, Path], bool]
+INSTANT = [m for m in METHODS if not METHODS[m].one_round]
+
+
+@pytest.fixture
+def everything_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "WORTH_SECONDS", -1.0)
+
+
+@pytest.fixture
+def trained_jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(round, client) of every training that workers were asked for."""
+    seen: list[tuple[int, int]] = []
+    original = ProcessPool.map
+
+    def noted(self: ProcessPool, jobs: Any, **options: Any) -> Any:
+        if "should_stop" in options:  # only training can be stopped
+            seen.extend((job.round, job.client) for job in jobs)
+        return original(self, jobs, **options)
+
+    monkeypatch.setattr(ProcessPool, "map", noted)
+    return seen
+
+
+class Clients:
+    """An observer that asks to stop when so many clients are done in some round."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.reached = count, False
+
+    def begin(self, title: str, rounds: int, done: int) -> None: ...
+
+    def phase(self, round: int, phase: str, done: int, total: int) -> None:  # noqa: ARG002
+        self.reached |= phase == "clients" and done >= self.count
+
+    def round_ended(self, record: dict[str, Any]) -> None: ...
+
+    def end(self) -> None: ...
+
+    def should_stop(self) -> bool:
+        return self.reached
+
+
+@pytest.mark.usefixtures("everything_kept")
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_stopped_among_its_clients_ends_like_a_straight_one(
+    method: str, play: Play, identical: Identical, tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any
+) -> None:
+    four = override_recipe(small, ["training.clients_per_round=4"])
+    straight = play("straight", method, recipe=four)
+    stopped = loop.create(tmp_path / "stopped", four, method, 0, "float32")
+    for count, kept in ((1, (1, 2, 3)), (4, (4,))):
+        watch = Clients(count)
+        assert not loop.execute(stopped, pool, watch, should_stop=watch.should_stop)
+        assert loop.read_rounds(stopped) == []
+        assert len(list((stopped / "trained").iterdir())) in kept
+    assert loop.execute(stopped, pool, silent)
+    assert identical(straight, stopped)
+    assert not (stopped / "trained").exists()
+
+
+@pytest.mark.usefixtures("everything_kept")
+def test_what_is_kept_is_not_trained_again(
+    tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any, trained_jobs: list[tuple[int, int]]
+) -> None:
+    folder = loop.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
+    watch = Clients(3)
+    assert not loop.execute(folder, pool, watch, should_stop=watch.should_stop)
+    assert len(trained_jobs) == 3
+    assert loop.execute(folder, pool, silent)
+    assert sorted(r for r, _ in trained_jobs) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+@pytest.mark.usefixtures("everything_kept")
+def test_the_record_has_the_time_of_the_training_whenever_it_was_done(
+    tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = loop.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
+    watch = Clients(3)
+    keep = ClientCache.keep
+    monkeypatch.setattr(ClientCache, "keep", lambda self, job, trained, _: keep(self, job, trained, 1000.0))
+    assert not loop.execute(folder, pool, watch, should_stop=watch.should_stop)
+    assert loop.execute(folder, pool, silent)
+    first, second, _ = loop.read_rounds(folder)
+    assert 1500 <= first["seconds"]["train"] < first["seconds"]["round"] < 1600  # three clients, two workers
+    assert "train" not in first["memory_mb"]  # that of idle workers says nothing
+    assert second["seconds"]["round"] < 1000
+    assert second["memory_mb"]["train"] > 0
+
+
+def test_what_was_done_in_the_first_seconds_of_a_long_round_is_kept_too(
+    tmp_path: Path, small: Recipe, pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "WORTH_SECONDS", float("inf"))
+
+    class Late(Clients):
+        def phase(self, round: int, phase: str, done: int, total: int) -> None:
+            super().phase(round, phase, done, total)
+            if done == 2:
+                monkeypatch.setattr(rounds, "WORTH_SECONDS", -1.0)
+
+    folder = loop.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
+    watch = Late(3)
+    assert not loop.execute(folder, pool, watch, should_stop=watch.should_stop)
+    assert len(list((folder / "trained").iterdir())) == 3
+
+
+def test_a_stop_that_is_asked_for_loses_nothing_of_a_short_round_either(
+    tmp_path: Path, small: Recipe, pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "WORTH_SECONDS", float("inf"))
+    folder = loop.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
+    watch = Clients(3)
+    assert not loop.execute(folder, pool, watch, should_stop=watch.should_stop)
+    assert len(list((folder / "trained").iterdir())) == 3
+
+
+def test_a_place_that_cannot_be_written_ends_no_run(kept: ClientCache, job: TrainJob) -> None:
+    kept.folder.write_text("a file where the folder should be")
+    kept.keep(job, _result(job), 1.0)
+    assert kept.find(job) is None
+
+
+@pytest.mark.usefixtures("everything_kept")
+@pytest.mark.parametrize("method", INSTANT)
+def test_a_shared_first_round_changes_no_bit(
+    method: str,
+    play: Play,
+    identical: Identical,
+    tmp_path: Path,
+    small: Recipe,
+    pool: ProcessPool,
+    silent: Any,
+    trained_jobs: list[tuple[int, int]],
+) -> None:
+    alone = play("alone", method)
+    together = tmp_path / "first-round"
+    loop.execute(loop.create(tmp_path / "first", small, "fedavg", 0, "float32"), pool, silent, first_round=together)
+    trained_jobs.clear()
+    second = loop.create(tmp_path / "second", small, method, 0, "float32")
+    assert loop.execute(second, pool, silent, first_round=together)
+    assert identical(alone, second)
+    again = [r for r, _ in trained_jobs].count(1)
+    assert again == (3 if METHODS[method].rules else 0)  # rules change what clients do
+
+
+@pytest.mark.usefixtures("everything_kept")
+def test_a_comparison_trains_the_first_round_of_a_seed_once(
+    tmp_path: Path, trained_jobs: list[tuple[int, int]]
+) -> None:
+    small = ["training.rounds=2", "training.epochs=1", "settings.distill_epochs=1", "model.hidden=[8]"]
+    changes = [word for change in small for word in ("--set", change)]
+    told = ["compare", "--methods", "fedavg,fedbe,fedprox", "--seeds", "2", *changes, "--runs", str(tmp_path), "-q"]
+    result = CliRunner().invoke(app, told)
+    assert result.exit_code == 0, result.output
+    assert [r for r, _ in trained_jobs].count(1) == 2 * 2 * 10  # FedProx's clients do something else
+    assert [r for r, _ in trained_jobs].count(2) == 2 * 3 * 10
+    assert not list(tmp_path.rglob("first-round*"))
+
+
+def test_short_rounds_leave_no_files(
+    tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "WORTH_SECONDS", float("inf"))
+    together = tmp_path / "first-round"
+    assert loop.execute(loop.create(tmp_path / "a", small, "fedavg", 0, "float32"), pool, silent, first_round=together)
+    assert not together.exists()
+    assert not (tmp_path / "a" / "trained").exists()
+
+
+@pytest.fixture
+def kept(tmp_path: Path, small: Recipe) -> ClientCache:
+    return ClientCache(tmp_path / "kept", prepare(small, 0), Plan(), "this program")
+
+
+@pytest.fixture
+def job(kept: ClientCache) -> TrainJob:
+    state = ModelRunner(initial_weights(kept.federation.model, 0)).read()
+    vector = torch.zeros_like(state.params)
+    return TrainJob(
+        1, 1, 0, state, LocalSettings(), 10, rules=(Prox(),), broadcast={"control": vector}, memory={"control": vector}
+    )
+
+
+def _result(job: TrainJob) -> Trained:
+    extras = {"control": torch.ones_like(job.state.params)}
+    return Trained(job.state, extras, {"control": extras["control"] * 2}, 0.1 + 0.2, 7)
+
+
+def test_what_comes_back_is_what_was_kept(kept: ClientCache, job: TrainJob) -> None:
+    assert kept.find(job) is None
+    kept.keep(job, _result(job), 1.5)
+    found = kept.find(job)
+    assert found is not None
+    trained, seconds = found
+    assert torch.equal(trained.state.params, job.state.params)
+    assert (trained.loss, trained.steps, seconds) == (0.1 + 0.2, 7, 1.5)
+    assert float(trained.extras["control"][0]) == 1
+    assert float(trained.memory["control"][0]) == 2
+    kept.clear()
+    assert kept.find(job) is None
+
+
+def test_counters_and_buffers_come_back(kept: ClientCache, job: TrainJob) -> None:
+    state = ModelState(torch.tensor([1.0]), torch.tensor([2.0, 3.0]), {"n": torch.tensor(4)})
+    kept.keep(job, replace(_result(job), state=state), 0.0)
+    found = kept.find(job)
+    assert found is not None
+    assert found[0].state.buffers.tolist() == [2.0, 3.0]
+    assert found[0].state.counters["n"].item() == 4
+
+
+def test_a_file_that_cannot_be_read_is_trained_again(kept: ClientCache, job: TrainJob) -> None:
+    kept.keep(job, _result(job), 1.0)
+    next(kept.folder.iterdir()).write_bytes(b"half")
+    assert kept.find(job) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"client": 2},
+        {"round": 2},
+        {"seed": 1},
+        {"rules": (Prox(proximal_mu=0.1),)},
+        {"rules": ()},
+        {"broadcast": {}},
+        {"memory": {}},
+        {"memory": "other"},
+        {"broadcast": "other"},
+        {"state": "other"},
+        {"settings": "other"},
+    ],
+    ids=str,
+)
+def test_another_job_does_not_find_it(change: dict[str, Any], kept: ClientCache, job: TrainJob) -> None:
+    kept.keep(job, _result(job), 1.0)
+    other = {
+        "memory": {"control": torch.ones_like(job.state.params)},
+        "broadcast": {"control": torch.ones_like(job.state.params)},
+        "state": replace(job.state, params=job.state.params + 1),
+        "settings": replace(job.settings, lr=0.02),
+    }
+    changed = {name: other[name] if value == "other" else value for name, value in change.items()}
+    assert kept.find(replace(job, **changed)) is None
+
+
+@pytest.mark.parametrize("what", ["plan", "made_with", "data", "split", "augment", "model"])
+def test_another_federation_or_program_does_not_find_it(
+    what: str, kept: ClientCache, job: TrainJob, small: Recipe
+) -> None:
+    kept.keep(job, _result(job), 1.0)
+    federation = kept.federation
+    train = federation.train.like(federation.train._inputs)
+    train.augment = Augment(1)
+    changed = {
+        "plan": {"plan": Plan("bfloat16")},
+        "made_with": {"made_with": "another program"},
+        "data": {"federation": replace(federation, digest="other")},
+        "split": {"federation": replace(federation, clients=prepare(small, 1).clients)},
+        "augment": {"federation": replace(federation, train=train)},
+        "model": {"federation": replace(federation, model=replace(federation.model, name="other"))},
+    }[what]
+    assert replace(kept, **changed).find(job) is None
+    assert kept.find(job) is not None

@@ -1,0 +1,437 @@
+"""Runs as folders: what they hold, partial participation, bad clients, use of the result."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import fedbe
+from fedbe import data
+from fedbe.errors import AggregationError, DataError, RecipeError, RunError
+from fedbe.experiment import loop, saved_model
+from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.federation import prepare
+from fedbe.experiment.recipe import Recipe
+from fedbe.experiment.recipe_files import load_recipe, override_recipe
+from fedbe.experiment.round import Simulation
+
+Play = Callable[..., Path]
+
+
+def test_a_folder_holds_all_that_a_result_needs(play: Play) -> None:
+    folder = play("whole", "fedbe")
+    info = loop.read_info(folder)
+    assert (info.method, info.seed, info.precision) == ("fedbe", 0, "float32")
+    assert {"fedbe", "commit", "torch", "python", "machine"} <= set(info.made_with)
+    records = loop.read_rounds(folder)
+    assert [r["round"] for r in records] == [1, 2, 3]
+    assert info.final == records[-1]["test"]
+    last = records[-1]
+    for name in ("test", "test_average", "test_ensemble"):
+        assert {"accuracy", "nll", "ece", "confidence"} <= set(last[name])
+    assert len(last["test_clients"]) == len(last["clients"]) == 3
+    assert {"average", "ensemble", "student", "disagreement", "members"} <= set(last["server"])
+    assert {"train", "fit", "ensemble", "distill", "test", "round"} <= set(last["seconds"])
+    assert set(last["memory_mb"]) == {"train", "server", "test"}
+    assert all(mb > 100 for mb in last["memory_mb"].values())  # torch alone is more
+
+
+def test_bytes_are_those_of_a_real_network(play: Play) -> None:
+    # digits through 16 hidden units: 64·16 + 16 + 16·10 + 10 = 1,210 numbers of 4 bytes, to and from 3 clients
+    last = loop.read_rounds(play("plain", "fedavg"))[-1]
+    assert last["bytes"] == {"down": 3 * 1210 * 4, "up": 3 * 1210 * 4}
+    # SCAFFOLD's control variates double it
+    last = loop.read_rounds(play("controls", "scaffold"))[-1]
+    assert last["bytes"] == {"down": 2 * 3 * 1210 * 4, "up": 2 * 3 * 1210 * 4}
+
+
+def test_the_average_in_the_record_is_what_the_student_started_from(play: Play) -> None:
+    """FedBE's first round starts like FedAvg's: its average has FedAvg's accuracy."""
+    fedavg, fedbe_run = (loop.read_rounds(play(m, m))[0] for m in ("fedavg", "fedbe"))
+    assert fedbe_run["test_average"] == fedavg["test"]
+    assert fedbe_run["test"] != fedavg["test"]
+
+
+def test_the_cohort_is_a_function_of_seed_and_round(play: Play) -> None:
+    cohorts = [r["clients"] for r in loop.read_rounds(play("a", "fedavg"))]
+    assert cohorts == [r["clients"] for r in loop.read_rounds(play("b", "fedavg"))]
+    other = [r["clients"] for r in loop.read_rounds(play("c", "fedavg", seed=5))]
+    assert cohorts != other
+    assert all(len(set(c)) == 3 for c in cohorts)
+
+
+def test_a_thousand_clients_of_whom_ten_take_part(play: Play, small: Recipe) -> None:
+    many = override_recipe(
+        small,
+        ["split.kind=iid", "split.clients=1000", "training.clients_per_round=10", "training.rounds=2"],
+    )
+    many = many.model_copy(
+        update={"split": many.split.model_copy(update={"major_classes": None, "minor_images": None})}
+    )
+    folder = play("many", "scaffold", recipe=many)
+    records = loop.read_rounds(folder)
+    assert all(len(r["clients"]) == 10 for r in records)
+    assert len({c for r in records for c in r["clients"]}) > 10
+
+
+def test_clients_can_have_epochs_of_their_own(small: Recipe, pool: ProcessPool) -> None:
+    recipe = override_recipe(small, ["training.epochs=[1, 20]", "split.clients=10", "training.clients_per_round=10"])
+    sim = Simulation(recipe, recipe.method_for(), 0, prepare(recipe, 0), None, pool)  # type: ignore[arg-type]
+    drawn = [sim.epochs(c) for c in range(10)]
+    assert drawn == [sim.epochs(c) for c in range(10)]
+    assert len(set(drawn)) > 3
+    assert all(1 <= e <= 20 for e in drawn)
+
+
+def test_what_is_fitted_for_measuring_is_no_part_of_the_step(play: Play, small: Recipe) -> None:
+    (record, *_) = loop.read_rounds(
+        play("watched", "fedavg", recipe=override_recipe(small, ["evaluation.ensemble=SAC"]))
+    )
+    assert "test_ensemble" in record
+    assert "fit" not in record["seconds"]
+
+
+def test_clients_of_zero_epochs_have_no_loss(play: Play, small: Recipe) -> None:
+    one_of_both = override_recipe(small, ["training.epochs=[0, 1]"])
+    records = loop.read_rounds(play("some", "fedavg", recipe=one_of_both))
+    assert all(0 < r["train_loss"] < 10 for r in records)
+    (first, *_) = loop.read_rounds(play("none", "fedavg", recipe=override_recipe(small, ["training.epochs=0"])))
+    assert first["train_loss"] is None
+
+
+def test_one_round_methods_play_one_long_round(play: Play) -> None:
+    folder = play("long", "1-ensemble")
+    (record,) = loop.read_rounds(folder)
+    assert record["test"]["accuracy"] == pytest.approx(record_vote(folder))
+
+
+def record_vote(folder: Path) -> float:
+    """1-Ensemble's accuracy, computed from the saved members."""
+    test = data.load_task("digits").test
+    return saved_model.open_run(folder).metrics(test.inputs, test.labels).accuracy
+
+
+@pytest.mark.parametrize("method", ["fedavg", "1-ensemble"])
+def test_the_saved_model_gives_the_recorded_accuracy(method: str, play: Play) -> None:
+    folder = play(method, method)
+    final = loop.read_info(folder).final
+    assert final is not None
+    assert record_vote(folder) == pytest.approx(final["accuracy"])
+
+
+def test_load_gives_the_module_back(play: Play) -> None:
+    folder = play("fedavg", "fedavg")
+    module = fedbe.load_model(folder)
+    assert isinstance(module, torch.nn.Module)
+    assert not module.training
+    assert module(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_predicting_image_files(play: Play, tmp_path: Path) -> None:
+    loaded = saved_model.open_run(play("fedavg", "fedavg"))
+    test = data.load_task("digits").test
+    big = Image.fromarray(test.inputs[0, :, :, 0].numpy()).resize((80, 80), Image.Resampling.NEAREST)
+    big.save(tmp_path / "digit.png")
+    images = saved_model.read_images([tmp_path / "digit.png"], loaded.spec.shape)
+    assert images.shape == (1, 8, 8, 1)
+    with pytest.raises(DataError, match=r"takes inputs of shape \[1, 8, 8\], got \[1, 8, 7\]"):
+        loaded.probabilities(images[:, :, :7])
+    (tmp_path / "text.png").write_text("no image")
+    with pytest.raises(DataError, match=r"text\.png is not an image"):
+        saved_model.read_images([tmp_path / "text.png"], loaded.spec.shape)
+    with pytest.raises(DataError, match="does not exist"):
+        saved_model.read_images([tmp_path / "none.png"], loaded.spec.shape)
+
+
+def test_an_unfinished_or_foreign_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"has no model\.safetensors"):
+        saved_model.open_run(tmp_path)
+    with pytest.raises(RunError, match="is no run"):
+        loop.read_info(tmp_path)
+
+
+def test_a_taken_name_is_refused(play: Play, small: Recipe) -> None:
+    folder = play("taken", "fedavg")
+    with pytest.raises(RunError, match="exists already: resume it"):
+        loop.create(folder, small, "fedavg", 0, "float32")
+
+
+def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path: Path, small: Recipe) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot create"):
+        loop.create(tmp_path / "file" / "run", small, "fedavg", 0, "float32")
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any) -> None:
+    """A limit on file sizes is a full disk that needs no disk: the checkpoint cannot be written."""
+    folder = loop.create(tmp_path / "full", small, "fedavg", 0, "float32")
+    loop.execute(folder, pool, silent, should_stop=silent.rounds_ended(1))
+    before = {p.name: p.read_bytes() for p in folder.glob("checkpoint-*")}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class FillsTheDisk(type(silent)):
+        def phase(self, round: int, phase: str, done: int, total: int) -> None:  # noqa: ARG002
+            if phase == "evaluate":
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+
+    try:
+        with pytest.raises(RunError, match=r"cannot write .*(checkpoint-000002|rounds)"):
+            loop.execute(folder, pool, FillsTheDisk())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {p.name: p.read_bytes() for p in folder.glob("checkpoint-*")} == before
+    assert not list(folder.glob(".*.part"))
+    assert loop.execute(folder, pool, silent)
+
+
+def test_two_processes_must_not_train_one_run(tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any) -> None:
+    folder = loop.create(tmp_path / "locked", small, "fedavg", 0, "float32")
+    holder = (
+        "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(folder / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(RunError, match="is being trained by another process"), loop.or_nothing(folder):
+            loop.execute(folder, pool, silent)
+        assert (folder / "run.json").exists()  # the other one's, who has nothing to show yet
+        other.communicate()
+
+
+OWN = '''
+"""A user's own model and data."""
+import os
+import numpy as np
+import torch
+from torch import nn
+
+
+def model(classes, shape, width=8):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], width), nn.ReLU(), nn.Linear(width, classes))
+
+
+def breaks(classes, shape):
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(shape[0], classes)
+
+        def forward(self, x):
+            raise RuntimeError("no forward today")
+
+    return Broken()
+
+
+def no_module(classes, shape):
+    return 3
+
+
+def arrays():
+    draw = np.random.default_rng(0)
+    labels = np.arange(300) % 3
+    return (draw.normal(size=(300, 4)) + labels[:, None]).astype(np.float32), labels
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    (tmp_path / "own_for_tests.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_for_tests", raising=False)  # that of another test
+    recipe = tmp_path / "own.toml"
+    recipe.write_text(
+        'data = {source = "own_for_tests:arrays", server = 60}\n'
+        'split = {kind = "iid", clients = 3}\nmodel = {name = "own_for_tests:model", width = 12}\n'
+        "training = {rounds = 2, epochs = 1}\nsettings = {distill_epochs = 2}\n"
+    )
+    return load_recipe(recipe)
+
+
+def test_a_recipe_can_name_the_users_own_model_and_data(own: Recipe, play: Play) -> None:
+    with ProcessPool(1) as workers:
+        folder = play("own", "fedbe", recipe=own, workers=workers)
+    assert fedbe.load_model(folder)[1].out_features == 12
+    source = Path("own_for_tests.py")
+    source.write_text(source.read_text().replace("shape, width=8):", "shape, width=8):\n    width += 1"))
+    del sys.modules["own_for_tests"]
+    with pytest.raises(RunError, match=r"does not fit 'own_for_tests:model' as it is now: size mismatch"):
+        fedbe.load_model(folder)
+
+
+def test_a_model_that_fails_everywhere_ends_the_run_with_its_reason(own: Recipe, play: Play) -> None:
+    broken = own.model_copy(update={"model": type(own.model)(name="own_for_tests:breaks")})
+    with (
+        ProcessPool(1) as workers,
+        pytest.raises(AggregationError, match=r"no client finished round 1.*no forward today"),
+    ):
+        play("broken", "fedavg", recipe=broken, workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("own_for_tests:no_module", "must return a torch.nn.Module, got int"),
+        ("own_for_tests:nothing", "must name a function as module:function, but module"),
+        ("no_such_module:model", "must name a function as module:function, but No module named"),
+    ],
+)
+def test_a_model_that_is_none_is_refused(own: Recipe, name: str, sentence: str, play: Play, pool: ProcessPool) -> None:
+    other = own.model_copy(update={"model": type(own.model)(name=name)})
+    with pytest.raises(RecipeError, match=sentence):
+        play("none", "fedavg", recipe=other, workers=pool)
+
+
+def test_a_method_that_distils_needs_server_images(play: Play, small: Recipe) -> None:
+    bare = override_recipe(small, ["data.server=0"])
+    with pytest.raises(RunError, match="FedBE needs images at the server"):
+        play("bare", "fedbe", recipe=bare)
+    measured = override_recipe(bare, ["evaluation.ensemble=S"])
+    play("without BatchNorm", "fedavg", recipe=measured)
+    with pytest.raises(RunError, match="FedAvg needs images at the server"):
+        play(
+            "with BatchNorm",
+            "fedavg",
+            recipe=measured.model_copy(update={"model": type(measured.model)(name="resnet20")}),
+        )
+
+
+def test_a_cut_last_line_is_left_out(tmp_path: Path) -> None:
+    for cut in ('{"round": 2, "te', "{", "{}"):
+        (tmp_path / "rounds.jsonl").write_text(json.dumps({"round": 1}) + "\n" + cut)
+        assert loop.read_rounds(tmp_path) == [{"round": 1}]
+
+
+@pytest.mark.parametrize("line", [b"{oops", b"1", b"{}", b"\xff\xfe"])
+def test_a_damaged_line_is_said_and_nothing_is_rewritten(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "rounds.jsonl"
+    path.write_bytes(b'{"round": 1}\n' + line + b'\n{"round": 3}\n')
+    with pytest.raises(RunError, match=r"line 2 of .* is damaged: mend it from a copy"):
+        loop.read_rounds(tmp_path)
+
+
+def test_a_resumed_run_must_have_all_its_rounds(play: Play, pool: ProcessPool, silent: Any) -> None:
+    folder = play("whole", "fedavg")
+    (folder / "model.safetensors").unlink()
+    assert not loop.is_done(folder)
+    lines = (folder / "rounds.jsonl").read_bytes()
+    (folder / "rounds.jsonl").write_bytes(b"")
+    with pytest.raises(RunError, match=r"has 0 of the \d rounds that are played"):
+        loop.execute(folder, pool, silent)
+    (folder / "rounds.jsonl").write_bytes(lines)
+    assert loop.execute(folder, pool, silent)  # a finished run whose model was lost makes it anew
+    assert loop.is_done(folder)
+    assert (folder / "model.safetensors").exists()
+
+
+def test_records_without_checkpoints_are_not_played_over(
+    play: Play, small: Recipe, pool: ProcessPool, silent: Any
+) -> None:
+    folder = play("records", "fedavg", recipe=override_recipe(small, ["training.rounds=3"]))
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(info | {"finished": None}))
+    with (
+        pytest.raises(
+            RunError, match="has 3 rounds, but the last checkpoint is of round 0: bring the checkpoints back"
+        ),
+        loop.or_nothing(folder),
+    ):
+        loop.execute(folder, pool, silent)
+    assert len(loop.read_rounds(folder)) == 3
+
+
+def test_a_run_is_made_whole_or_not_at_all(tmp_path: Path, small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    assert loop.create(tmp_path / "empty", small, "fedavg", 0, "float32")
+    monkeypatch.setattr(loop, "write_json", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loop.create(tmp_path / "half", small, "fedavg", 0, "float32")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="file exists already and is a file"):
+        loop.create(tmp_path / "file", small, "fedavg", 0, "float32")
+
+
+def test_code_that_makes_no_numbers_may_change_under_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "fedbe"
+    shutil.copytree(Path(fedbe.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(fedbe, "__file__", str(package / "__init__.py"))
+    versions = lambda: [loop.code_version.__wrapped__(numbers_only=only) for only in (True, False)]  # noqa: E731
+    before = versions()
+    assert before != versions()[::-1]
+    (package / "cli" / "report.py").write_text("# other words")
+    (package / "report" / "page.py").write_text("# another page")
+    after = versions()
+    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
+    for name in (
+        "algorithms/distillation.py",
+        "algorithms/client/training.py",
+        "experiment/round.py",
+        "data/loader.py",
+    ):
+        before = versions()
+        (package / name).write_text("# other numbers")
+        assert versions()[0] != before[0]
+
+
+def test_the_environment_is_not_changed(play: Play) -> None:
+    before = np.random.default_rng(0).bit_generator.state, torch.random.get_rng_state(), dict(os.environ)
+    play("clean", "fedbe")
+    assert torch.equal(torch.random.get_rng_state(), before[1])
+    assert dict(os.environ) == before[2]
+
+
+def test_the_ensemble_that_is_watched_is_the_recipe_s_even_if_the_method_has_none() -> None:
+    recipe = load_recipe("swissroll", ["settings.num_samples=7"])
+    for name in ("fedavg", "fedbe"):
+        sim = Simulation(recipe, recipe.method_for(name), 0, None, None, None)  # type: ignore[arg-type]
+        teacher = sim.teacher(members="S")
+        assert (teacher.posterior, teacher.num_samples, teacher.members) == ("dirichlet", 7, "S")
+    released = load_recipe("digits", ["variant=released"])
+    for name in ("fedavg", "fedbe"):
+        sim = Simulation(released, released.method_for(name), 0, None, None, None)  # type: ignore[arg-type]
+        assert (sim.teacher().posterior, sim.teacher().statistics) == ("gaussian-released", "sampled")
+
+
+def test_an_edited_model_of_one_s_own_is_refused(tmp_path: Path, own: Recipe, silent: Any) -> None:
+    folder = loop.create(tmp_path / "own", own, "fedavg", 0, "float32")
+    with ProcessPool(1) as workers:
+        assert not loop.execute(folder, workers, silent, should_stop=silent.rounds_ended(1))
+        source = tmp_path / "own_for_tests.py"
+        source.write_text(source.read_text().replace("ReLU", "Tanh"))
+        with pytest.raises(RunError, match="cannot be resumed: its model was"):
+            loop.execute(folder, workers, silent)
+
+
+def test_a_run_says_from_which_round_on_it_was_made_with_something_else(
+    tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = loop.create(tmp_path / "moved", small, "fedavg", 0, "float32")
+    began = loop.read_info(folder).made_with
+    assert not loop.execute(folder, pool, silent, should_stop=silent.rounds_ended(1))
+    assert not loop.execute(folder, pool, silent, should_stop=lambda: True)
+    assert loop.read_info(folder).made_with == began  # resumed where it was begun: nothing to say
+    monkeypatch.setattr(loop, "made_with", lambda: began | {"machine": "another one"})
+    assert not loop.execute(folder, pool, silent, should_stop=silent.rounds_ended(1))
+    assert loop.execute(folder, pool, silent)
+    moved = f"{began['machine']}, from round 2 on another one"
+    assert loop.read_info(folder).made_with == began | {"machine": moved}
+    (folder / "model.safetensors").unlink()  # what only writes the model anew plays no round
+    monkeypatch.setattr(loop, "made_with", lambda: began | {"machine": "a third"})
+    assert loop.execute(folder, pool, silent)
+    assert loop.read_info(folder).made_with["machine"] == moved

@@ -1,0 +1,82 @@
+"""The answer depends on (recipe, seed): not on the number of workers, on stops, or on workers that die."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbe.algorithms.methods import METHODS
+from fedbe.experiment import loop
+from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.recipe import Recipe
+
+Play = Callable[..., Path]
+Identical = Callable[[Path, Path], bool]
+
+
+@pytest.fixture(scope="module")
+def one_worker() -> Iterator[ProcessPool]:
+    with ProcessPool(1) as workers:
+        yield workers
+
+
+@pytest.fixture(scope="module")
+def three_workers() -> Iterator[ProcessPool]:
+    with ProcessPool(3) as workers:
+        yield workers
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_any_number_of_workers_is_one_worker(
+    method: str, play: Play, identical: Identical, one_worker: ProcessPool, three_workers: ProcessPool
+) -> None:
+    two = play("two", method)
+    assert identical(play("one", method, workers=one_worker), two)
+    assert identical(play("three", method, workers=three_workers), two)
+
+
+def test_another_seed_is_another_run(play: Play, identical: Identical) -> None:
+    assert not identical(play("a", "fedbe"), play("b", "fedbe", seed=1))
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if not METHODS[m].one_round])
+def test_a_run_stopped_after_every_round_ends_like_a_straight_one(
+    method: str, play: Play, identical: Identical, tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any
+) -> None:
+    straight = play("straight", method)
+    stopped = loop.create(tmp_path / "stopped", small, method, 0, "float32")
+    for rounds in (1, 2):
+        assert not loop.execute(stopped, pool, silent, should_stop=silent.rounds_ended(1))
+        assert len(loop.read_rounds(stopped)) == rounds
+    assert loop.execute(stopped, pool, silent)
+    assert identical(straight, stopped)
+
+
+def test_a_worker_killed_in_the_middle_changes_nothing(
+    play: Play, identical: Identical, tmp_path: Path, small: Recipe, silent: Any
+) -> None:
+    straight = play("straight", "fedbe+scaffold")
+    folder = loop.create(tmp_path / "killed", small, "fedbe+scaffold", 0, "float32")
+    with ProcessPool(2) as workers:
+        first = set(workers.pids)
+        killed: list[int] = []
+
+        def kill_now_and_then() -> None:
+            while len(killed) < 4:
+                time.sleep(0.05)
+                pid = workers.pids[len(killed) % 2]
+                if pid not in killed:
+                    killed.append(pid)
+                    os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_now_and_then)
+        killer.start()
+        assert loop.execute(folder, workers, silent)
+        killer.join()
+        assert first.isdisjoint(workers.pids) or len(killed) == 4
+    assert identical(straight, folder)

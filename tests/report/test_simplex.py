@@ -1,0 +1,108 @@
+"""Figure 1b from a real run: the last round's clients, trained again, are those that the run had."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedbe.algorithms.ensemble import predict
+from fedbe.analysis.rerun import last_round
+from fedbe.analysis.runs import read_trial
+from fedbe.experiment import loop
+from fedbe.experiment.callbacks import Nobody
+from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.recipe_files import load_recipe
+from fedbe.report import build, read_studies, simplex
+from fedbe.report.chart import Chart
+
+
+@pytest.fixture(scope="module")
+def swissroll(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "roll"
+    loop.create(folder, load_recipe("swissroll", ("training.rounds=3",)), "fedavg", 0, "float32")
+    with ProcessPool(1) as pool:
+        assert loop.execute(folder, pool, Nobody())
+    return folder
+
+
+def chart_of(folder: Path) -> tuple[Chart | None, tuple[str, ...]]:
+    (section,) = build(read_studies([folder]))
+    return next((c for c in section.charts if c.id == "triangle"), None), section.missing
+
+
+def test_corners_and_centre_are_what_the_run_measured(swissroll: Path) -> None:
+    chart, _ = chart_of(swissroll)
+    assert chart is not None
+    last = loop.read_rounds(swissroll)[-1]
+    told = {d.label for d in chart.panels[0].dots if d.role in ("corner", "centre")}
+    expected = {f"client {c}: {100 * last['test_clients'][f'client {c}']['accuracy']:.1f} %" for c in range(3)}
+    assert told == expected | {f"FedAvg: {100 * last['test']['accuracy']:.1f} %"}
+    assert "n = 1 run: FedAvg, seed 0, round 3" in chart.shown
+    assert "α = 0.5" in chart.shown
+
+
+def test_three_hundred_samples_lie_inside_and_the_colour_is_accuracy(swissroll: Path) -> None:
+    chart, _ = chart_of(swissroll)
+    assert chart is not None
+    dots = chart.panels[0].dots
+    assert len([d for d in dots if not d.role]) == 300
+    assert all(-1e-9 <= d.y <= 0.8661 and d.y <= 1.7321 * min(d.x, 1 - d.x) + 1e-6 for d in dots)
+    low, high = chart.panels[0].scale or (0, 0)
+    for dot in dots:
+        assert f"{low + (dot.colour or 0) * (high - low):.1f} %" in dot.label
+
+
+def test_the_star_is_the_best_sample(swissroll: Path) -> None:
+    chart, _ = chart_of(swissroll)
+    assert chart is not None
+    *_, best = chart.panels[0].dots
+    assert best.role == "best"
+    twin = max((d for d in chart.panels[0].dots if not d.role), key=lambda d: d.colour or 0)
+    assert (best.x, best.y, best.colour) == (twin.x, twin.y, twin.colour)
+    assert best.label.removeprefix("best: ") == twin.label.rpartition(": ")[2]
+
+
+def test_ten_that_vote_are_judged_by_their_mean_probabilities(swissroll: Path) -> None:
+    """Eleven models: the vote of the first ten, and that of the last alone, count half each."""
+    replayed = last_round(read_trial(swissroll))
+    states = [u.state for u in replayed.round.updates] * 3 + [replayed.draft.state] * 2
+    judged = simplex.judge(replayed, states)
+    test, labels = replayed.sim.federation.test, replayed.sim.federation.test_labels
+    each = [predict(replayed.sim.runner, s, test) for s in states]
+    ten = float((sum(each[:10]).argmax(1) == labels).double().mean())
+    alone = float((each[10].argmax(1) == labels).double().mean())
+    assert judged.vote == pytest.approx(50 * (ten + alone))
+    assert judged.accuracies[10] == pytest.approx(100 * alone)
+
+
+def test_a_pool_replays_the_same_clients(swissroll: Path) -> None:
+    here = last_round(read_trial(swissroll))
+    with ProcessPool(1) as pool:
+        there = last_round(read_trial(swissroll), pool)
+    for a, b in zip(here.round.updates, there.round.updates, strict=True):
+        assert a.state.params.equal(b.state.params)
+
+
+def test_another_training_is_not_passed_off_as_the_run_s(swissroll: Path) -> None:
+    path = swissroll / "rounds.jsonl"
+    before = path.read_text()
+    lines = [json.loads(line) for line in before.splitlines()]
+    lines[-1]["train_loss"] *= 1.001
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    try:
+        chart, missing = chart_of(swissroll)
+    finally:
+        path.write_text(before)
+    assert chart is None
+    assert any("has another loss" in m for m in missing)
+
+
+def test_without_the_checkpoint_there_is_a_sentence(swissroll: Path) -> None:
+    path = swissroll / "checkpoint-000002.safetensors"
+    path.rename(path.with_suffix(".away"))
+    try:
+        chart, missing = chart_of(swissroll)
+    finally:
+        path.with_suffix(".away").rename(path)
+    assert chart is None
+    assert any("has no checkpoint of the round before the last" in m for m in missing)
