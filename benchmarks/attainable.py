@@ -12,7 +12,8 @@ import time
 import torch
 from torch.nn import functional
 
-from fedbe.core.model_runner import ModelRunner, Plan
+from fedbe.core.compute import Plan
+from fedbe.core.model_runner import ModelRunner
 from fedbe.core.optim import SGD
 from fedbe.core.random import generator
 from fedbe.experiment.memory_usage import keep_freed_memory

@@ -25,8 +25,8 @@ from fedbe.algorithms.distillation import DistillSettings, distill
 from fedbe.algorithms.ensemble import Member, local_predictor, vote
 from fedbe.core.inputs import TensorInputs
 from fedbe.core.model_runner import ModelRunner
+from fedbe.core.moments import weighted_mean
 from fedbe.core.random import generator
-from fedbe.core.state import weighted_mean
 from fedbe.core.updates import Update
 from fedbe.models import build
 

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
         VDistillation,
         server,
     )
-    from fedbe.core.model_runner import Plan
-    from fedbe.core.state import Layout, ModelState, Moments
+    from fedbe.core.compute import Plan
+    from fedbe.core.moments import Moments
+    from fedbe.core.state import Layout, ModelState
     from fedbe.core.updates import ClientUpdate
     from fedbe.errors import FedBEError
     from fedbe.experiment.saved_model import load_model
@@ -39,9 +40,10 @@ _HOMES = {
         "FedAvg", "FedAvgM", "FedBE", "FedProx", "OneEnsemble", "Scaffold", "Server", "VDistillation", "server",
     ),
     "fedbe.experiment.saved_model": ("load_model",),
-    "fedbe.core.state": ("Layout", "ModelState", "Moments"),
+    "fedbe.core.compute": ("Plan",),
+    "fedbe.core.moments": ("Moments",),
+    "fedbe.core.state": ("Layout", "ModelState"),
     "fedbe.core.updates": ("ClientUpdate",),
-    "fedbe.core.model_runner": ("Plan",),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _PACKAGES = (

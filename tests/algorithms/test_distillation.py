@@ -9,8 +9,9 @@ from torch.optim.swa_utils import update_bn
 
 from fedbe.algorithms.distillation import DistillSettings, distill, loss_function, schedule, sharpen
 from fedbe.algorithms.ensemble import predict
+from fedbe.core.compute import Plan
 from fedbe.core.inputs import TensorInputs
-from fedbe.core.model_runner import ModelRunner, Plan
+from fedbe.core.model_runner import ModelRunner
 from fedbe.core.normalization import calibration_batches
 from fedbe.core.random import generator
 from fedbe.errors import AggregationError, SettingError

@@ -3,8 +3,9 @@ import torch
 from torch import nn
 
 from fedbe.algorithms.ensemble import Member, local_predictor, parse_members, predict, vote
+from fedbe.core.compute import Plan
 from fedbe.core.inputs import TensorInputs
-from fedbe.core.model_runner import ModelRunner, Plan
+from fedbe.core.model_runner import ModelRunner
 from fedbe.core.state import ModelState
 from fedbe.errors import AggregationError, SettingError
 

@@ -7,8 +7,9 @@ from torch import nn
 from fedbe import ClientUpdate, FedBE, ModelState, OneEnsemble
 from fedbe.algorithms.server.context import Context, Draft, Round, StepInfo
 from fedbe.algorithms.server.teacher import Teacher
+from fedbe.core.compute import Plan
 from fedbe.core.inputs import TensorInputs
-from fedbe.core.model_runner import ModelRunner, Plan
+from fedbe.core.model_runner import ModelRunner
 from fedbe.core.normalization import (
     calibration_batches,
     invalid_variance,

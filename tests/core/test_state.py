@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from fedbe import Layout, ModelState, Moments
-from fedbe.core.state import weighted_mean
+from fedbe.core.moments import weighted_mean
 from fedbe.errors import ModelError, StateError
 
 # Two 2×2 states with 1 and 3 examples, used throughout:

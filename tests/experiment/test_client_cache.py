@@ -13,7 +13,8 @@ from fedbe.algorithms.client.rules import Prox
 from fedbe.algorithms.client.training import LocalSettings, Trained
 from fedbe.algorithms.methods import METHODS
 from fedbe.cli.app import app
-from fedbe.core.model_runner import ModelRunner, Plan
+from fedbe.core.compute import Plan
+from fedbe.core.model_runner import ModelRunner
 from fedbe.core.state import ModelState
 from fedbe.data import Augment
 from fedbe.experiment import loop

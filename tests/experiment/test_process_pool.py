@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbe.core.model_runner import Plan
+from fedbe.core.compute import Plan
 from fedbe.errors import RunError
 from fedbe.experiment.executors.process_pool import Done, Failed, ProcessPool, Stopped
 from fedbe.experiment.federation import prepare

@@ -19,8 +19,8 @@ from fedbe.algorithms.client import LocalSettings, train
 from fedbe.algorithms.ensemble import Member, local_predictor, predict, vote
 from fedbe.core.inputs import TensorInputs
 from fedbe.core.model_runner import ModelRunner
+from fedbe.core.moments import weighted_mean
 from fedbe.core.random import generator
-from fedbe.core.state import weighted_mean
 from fedbe.core.updates import Update
 from fedbe.data import load_task, split
 from fedbe.models import build

@@ -16,7 +16,8 @@ from fedbe.algorithms.ensemble import Member
 from fedbe.algorithms.server.context import Draft, Round
 from fedbe.algorithms.server.stages import Mean
 from fedbe.analysis.runs import Trial
-from fedbe.core.model_runner import ModelRunner, Plan
+from fedbe.core.compute import Plan
+from fedbe.core.model_runner import ModelRunner
 from fedbe.errors import RunError
 from fedbe.experiment import checkpoint
 from fedbe.experiment.executors.process_pool import Done, Outcome, ProcessPool

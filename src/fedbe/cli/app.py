@@ -18,7 +18,7 @@ from fedbe.cli.console import err, out, plain_table
 from fedbe.cli.data import app as data_app
 from fedbe.cli.flower import app as flower_app
 from fedbe.cli.reproduce import reproduce
-from fedbe.errors import DataError, FedBEError, RecipeError, SettingError, nearest
+from fedbe.errors import DataError, FedBEError, RecipeError, SettingError
 from fedbe.experiment.executors.forkserver import warm_up
 
 app = typer.Typer(
@@ -70,6 +70,7 @@ def run(
 ) -> None:
     """Train one federation with one method."""
     warm_up()
+    from fedbe.core.compute import resolve_precision
     from fedbe.experiment import loop as single
     from fedbe.experiment.recipe_files import load_recipe
 
@@ -98,6 +99,7 @@ def compare(
 ) -> None:
     """Train several methods on the same splits from the same weights, and say which is better and how sure that is."""
     warm_up()
+    from fedbe.core.compute import resolve_precision
     from fedbe.experiment import comparison as several
     from fedbe.experiment import loop as single
     from fedbe.experiment.recipe_files import load_recipe
@@ -197,17 +199,6 @@ def _folder(runs: Path, name: str | None, default: str) -> Path:
     taken = (runs / default).exists()
     numbered = (runs / f"{default}-{i}" for i in range(2, 10_000))
     return next(path for path in numbered if not path.exists()) if taken else runs / default
-
-
-def resolve_precision(asked: str) -> str:
-    from fedbe.core.compute import has_bfloat16
-    from fedbe.core.model_runner import PRECISIONS
-
-    if asked == "auto":
-        return "bfloat16" if has_bfloat16() else "float32"
-    if asked not in PRECISIONS:
-        raise SettingError(f"unknown precision '{asked}': {nearest(asked, ('auto', *PRECISIONS))}")
-    return asked
 
 
 def _train(folder: Path, workers: int | None, quiet: bool, tensorboard: bool) -> None:

@@ -48,8 +48,8 @@ def reproduce(
     if chosen is None:
         raise SettingError(f"unknown scale '{scale}': {nearest(scale, SCALES)}")
     warm_up()
-    from fedbe.cli.app import interruptible, resolve_precision
-    from fedbe.core.compute import cores
+    from fedbe.cli.app import interruptible
+    from fedbe.core.compute import cores, resolve_precision
     from fedbe.experiment.callbacks import observer
     from fedbe.experiment.executors.process_pool import ProcessPool
     from fedbe.reproduce import analysis, study_runner, table

@@ -1,29 +1,99 @@
-"""What this machine can do."""
+"""How the arithmetic is done on this machine: precision, memory layout, threads.
+
+Nothing here decides what is computed. A device option belongs to `Plan`.
+"""
 
 import math
 import os
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import nn
+
+from fedbe.errors import SettingError, nearest
+
+PRECISIONS = ("float32", "bfloat16")
 CPU_FLAGS = Path("/proc/cpuinfo")
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # as a container sees its own (cgroup v2)
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # the quota of this container (cgroup v2)
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last one is ARM's
 
 
-def cores() -> int:
-    """The cores that this process may use: `taskset` or a container's quota can leave it fewer than the machine has."""
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = CPU_QUOTA.read_text().split()  # "150000 100000": one core and a half; "max 100000": no limit
-        return there if quota == "max" else min(there, math.ceil(int(quota) / int(period)))
-    except (OSError, ValueError):
-        return there
+@dataclass(frozen=True)
+class Plan:
+    """How forward and backward passes are computed.
+
+    Args:
+        precision: "float32", or "bfloat16": passes run under autocast, and weights stay in float32.
+        channels_last: The memory layout of images and convolutions. The values are the same; on a CPU it is about a
+            quarter faster. A model without convolutions ignores it.
+        batch_size: The number of inputs in one forward pass when nothing is trained.
+
+    Raises:
+        SettingError: The precision is unknown, or `batch_size` is below 1.
+
+    Example:
+        >>> Plan(batch_size=100)
+        Plan(precision='float32', channels_last=True, batch_size=100)
+    """
+
+    precision: str = "float32"
+    channels_last: bool = True
+    batch_size: int = 250
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise SettingError(f"unknown precision '{self.precision}': {nearest(self.precision, PRECISIONS)}")
+        if self.batch_size < 1:
+            raise SettingError(f"`batch_size` must be >= 1, got {self.batch_size}")
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        """A context in which torch computes in this plan's precision on `device`."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+
+
+def resolve_precision(precision: str) -> str:
+    """The precision that "auto" means on this machine; any other known precision as it is.
+
+    Raises:
+        SettingError: The precision is unknown.
+
+    Example:
+        >>> resolve_precision("float32")
+        'float32'
+    """
+    if precision == "auto":
+        return "bfloat16" if has_bfloat16() else "float32"
+    if precision not in PRECISIONS:
+        raise SettingError(f"unknown precision '{precision}': {nearest(precision, ('auto', *PRECISIONS))}")
+    return precision
 
 
 def has_bfloat16() -> bool:
-    """Does the processor compute bfloat16 in hardware? Elsewhere it is emulated and slower than float32."""
+    """Does the processor compute bfloat16 in hardware? Without it, bfloat16 is emulated and slower than float32."""
     try:
         text = CPU_FLAGS.read_text()
     except OSError:
         return False
     lines = (line for line in text.splitlines() if line.lower().startswith(("flags", "features")))
     return bool(BFLOAT16_FLAGS & set(next(lines, "").split()))
+
+
+def cores() -> int:
+    """The number of cores that this process may use: `taskset` or a container's quota can lower it."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = CPU_QUOTA.read_text().split()  # "150000 100000" is one core and a half; "max" is no limit
+        return available if quota == "max" else min(available, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        return available
+
+
+def server_threads(module: nn.Module) -> int:
+    """The number of threads for the server's training: all cores for convolutions, one for small layers.
+
+    It depends on the model and the cores, not on the number of workers: threads change the last bits of the result.
+    """
+    has_convolutions = any(isinstance(m, nn.Conv2d) for m in module.modules())
+    return cores() if has_convolutions else 1

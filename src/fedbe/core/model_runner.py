@@ -4,39 +4,13 @@ One module a process: nothing is rebuilt for each member, and the caller's modul
 """
 
 import copy
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from fedbe.core.compute import Plan
 from fedbe.core.state import Layout, ModelState
-from fedbe.errors import ModelError, SettingError, nearest
-
-PRECISIONS = ("float32", "bfloat16")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How the arithmetic is done; not what is computed.
-
-    precision      float32, or bfloat16: autocast of forward and backward passes, weights stay float32
-    channels_last  memory layout of images and convolutions (a quarter faster on the CPU, same values)
-    batch          inputs in one forward pass when nothing is trained
-    """
-
-    precision: str = "float32"
-    channels_last: bool = True
-    batch_size: int = 250
-
-    def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise SettingError(f"unknown precision '{self.precision}': {nearest(self.precision, PRECISIONS)}")
-        if self.batch_size < 1:
-            raise SettingError(f"`batch_size` must be >= 1, got {self.batch_size}")
-
-    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+from fedbe.errors import ModelError, SettingError
 
 
 class ModelRunner:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedbe.algorithms.client.training import Trained
-from fedbe.core.model_runner import Plan
+from fedbe.core.compute import Plan
 from fedbe.errors import RunError
 from fedbe.experiment.federation import Federation
 from fedbe.experiment.jobs import TrainJob

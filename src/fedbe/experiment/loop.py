@@ -26,15 +26,14 @@ from typing import Any, Protocol
 
 import tomli_w
 import torch
-from torch import nn
 
 import fedbe
 from fedbe import data
 from fedbe.algorithms.ensemble import Member
 from fedbe.core import plugins
-from fedbe.core.compute import cores
+from fedbe.core.compute import Plan, cores, server_threads
 from fedbe.core.files import append_line, locked, make_folder, write_json, write_whole
-from fedbe.core.model_runner import ModelRunner, Plan
+from fedbe.core.model_runner import ModelRunner
 from fedbe.data import Task
 from fedbe.errors import BusyError, FedBEError, RunError
 from fedbe.experiment import checkpoint, saved_model
@@ -231,15 +230,6 @@ def simulation(recipe: Recipe, info: RunInfo, federation: Federation, pool: Proc
     torch.set_num_threads(server_threads(module))
     keep_freed_memory()
     return Simulation(recipe, method, info.seed, federation, ModelRunner(module, plan), pool)
-
-
-def server_threads(module: nn.Module) -> int:
-    """Threads for the distillation, which the workers sit out: all cores for convolutions, one for small layers.
-
-    A function of model and cores, not of the number of workers, because threads change the last bits.
-    """
-    convolutions = any(isinstance(m, nn.Conv2d) for m in module.modules())
-    return cores() if convolutions else 1
 
 
 def _first(sim: Simulation) -> RunState:

@@ -19,8 +19,9 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedbe.algorithms.client.training import LocalSettings, train
+from fedbe.core.compute import Plan
 from fedbe.core.inputs import Augmentation, Inputs, as_inputs
-from fedbe.core.model_runner import ModelRunner, Plan
+from fedbe.core.model_runner import ModelRunner
 from fedbe.core.random import generator
 from fedbe.core.state import Layout, ModelState
 from fedbe.core.updates import ClientId

@@ -7,8 +7,9 @@ from numbers import Real
 import numpy as np
 import torch
 
+from fedbe.core.moments import weighted_mean
 from fedbe.core.random import numpy_generator
-from fedbe.core.state import ModelState, weighted_mean
+from fedbe.core.state import ModelState
 from fedbe.core.updates import ClientId, Update
 from fedbe.errors import SettingError
 

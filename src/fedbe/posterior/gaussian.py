@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbe.core.state import ModelState, Moments, Slot
+from fedbe.core.moments import Moments
+from fedbe.core.state import ModelState, Slot
 from fedbe.core.updates import Update
 from fedbe.errors import SettingError
 

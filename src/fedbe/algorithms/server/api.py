@@ -18,8 +18,9 @@ from fedbe.algorithms.ensemble import Member, local_predictor, predict, vote
 from fedbe.algorithms.server.context import Context, StepInfo
 from fedbe.algorithms.server.guard import Limits, SetAside, check_count
 from fedbe.algorithms.server.step import server_step
+from fedbe.core.compute import Plan
 from fedbe.core.inputs import Augmentation, Inputs, as_inputs
-from fedbe.core.model_runner import ModelRunner, Plan
+from fedbe.core.model_runner import ModelRunner
 from fedbe.core.state import ModelState
 from fedbe.core.updates import ClientId, ClientUpdate
 from fedbe.errors import AggregationError, FedBEError, SettingError

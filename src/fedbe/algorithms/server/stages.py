@@ -13,7 +13,7 @@ from fedbe.algorithms.server.context import Draft, Round
 from fedbe.algorithms.server.teacher import Teacher
 from fedbe.core.inputs import Unaugmented
 from fedbe.core.metrics import compute_metrics
-from fedbe.core.state import weighted_mean
+from fedbe.core.moments import weighted_mean
 from fedbe.errors import SettingError, nearest
 
 TARGETS = ("ensemble", "labels")

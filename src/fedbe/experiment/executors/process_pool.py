@@ -19,7 +19,8 @@ import torch
 import torch.multiprocessing  # teaches pipes to hand over tensors in shared memory
 from torch import Tensor
 
-from fedbe.core.model_runner import ModelRunner, Plan
+from fedbe.core.compute import Plan
+from fedbe.core.model_runner import ModelRunner
 from fedbe.core.random import generator
 from fedbe.errors import FedBEError, RunError
 from fedbe.experiment.executors.forkserver import start_method, warm_up
