@@ -137,7 +137,7 @@ def test_stopped_by_ctrl_c_and_by_kill_9_and_resumed_it_ends_like_a_straight_run
     screen = Terminal(["run", *settings, "--name", "stopped"], tmp_path)
     screen.read_until(r"1/6")
     screen.type(b"\x03")
-    screen.read_until("stopping when the current step is done")
+    screen.read_until("stopping after the current step")
     assert screen.wait() == 130
     assert "fedbe resume runs/stopped" in screen.text
     assert "Traceback" not in screen.text
@@ -202,8 +202,8 @@ def _same(a: Path, b: Path) -> bool:
         (("watch", "nowhere"), 1, "nowhere is no run"),
         (("watch", "nowhere", "--port", "70000"), 2, "Invalid value for '--port'"),
         (("nonsense",), 2, "No such command 'nonsense'"),
-        (("run", "--name", ""), 2, "--name must be a name for a folder, got ''"),
-        (("run", "--name", ".."), 2, "--name must be a name for a folder, got '..'"),
+        (("run", "--name", ""), 2, "--name must be the name of a folder, got ''"),
+        (("run", "--name", ".."), 2, "--name must be the name of a folder, got '..'"),
         (("run", "--set", "training.lr=inf"), 2, "'training.lr': input should be a finite number, got inf"),
         (("run", "--set", "settings.distill_lr=inf"), 2, "`distill_lr` must be a finite number, got inf"),
         (("run", "--set", "training.epochs=x"), 2, "'training.epochs': input should be a valid integer"),
@@ -236,7 +236,7 @@ def test_what_nobody_thought_of_is_one_sentence_too(
 
     monkeypatch.setattr("fedbe.experiment.recipe_files.load_recipe", broken)
     assert call(monkeypatch, "show") == 1
-    assert "this should not happen: KeyError: 'nobody knows'; --debug shows where" in capsys.readouterr().err
+    assert "unexpected error: KeyError: 'nobody knows'; --debug" in capsys.readouterr().err
 
 
 def test_what_comes_from_outside_is_not_read_as_markup(
@@ -281,7 +281,6 @@ def test_debug_shows_the_traceback(words: list[str], monkeypatch: pytest.MonkeyP
         (("methods",), ["1-ensemble", "fedbe+scaffold", "FedBE (w/o SWA)"]),
         (("recipes",), ["digits", "cifar10-step", "swissroll"]),
         (("show", "digits", "--set", "training.rounds=7"), ["rounds = 7", "sharpening = 2.0", 'source = "digits"']),
-        (("--help",), ["run", "compare", "resume", "evaluate", "predict", "methods", "recipes", "show", "data"]),
     ],
 )
 def test_lists(
@@ -293,6 +292,17 @@ def test_lists(
     assert call(monkeypatch, *arguments) == 0
     said = capsys.readouterr().out
     assert [word for word in words if word not in said] == []
+
+
+def test_help_lists_commands_in_the_order_of_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "--help") == 0
+    training = ["run", "compare", "resume"]
+    results = ["evaluate", "predict", "report", "watch", "reproduce"]
+    lists = ["methods", "recipes", "show", "data", "flower"]
+    listed = re.findall(r"^│ ([a-z]+)  ", capsys.readouterr().out, flags=re.MULTILINE)
+    assert listed == [*training, *results, *lists]
 
 
 def test_what_show_prints_is_a_recipe(

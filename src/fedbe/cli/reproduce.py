@@ -8,6 +8,8 @@ import typer
 from rich.text import Text
 
 from fedbe.cli.console import err, out
+from fedbe.cli.interrupt import interruptible
+from fedbe.cli.options import Precision, Quiet, RunsFolder, Workers
 from fedbe.core.files import make_folder
 from fedbe.errors import RunError, SettingError, nearest
 from fedbe.experiment.executors.forkserver import warm_up
@@ -33,10 +35,10 @@ def reproduce(
     train: Annotated[
         bool, typer.Option(help="--no-train: only write table and picture of the runs that are there.")
     ] = True,
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; default: one a core.")] = None,
-    precision: Annotated[str, typer.Option(help="float32, bfloat16 or auto.")] = "auto",
-    runs: Annotated[Path, typer.Option(help="Where result folders are made.")] = Path("runs"),
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing until it is done.")] = False,
+    workers: Workers = None,
+    precision: Precision = "auto",
+    runs: RunsFolder = Path("runs"),
+    quiet: Quiet = False,
 ) -> None:
     """Run a table or figure of the paper: ours beside the paper's numbers. What is done is not run again."""
     from fedbe.reproduce.study import SCALES, load_study
@@ -48,7 +50,6 @@ def reproduce(
     if chosen is None:
         raise SettingError(f"unknown scale '{scale}': {nearest(scale, SCALES)}")
     warm_up()
-    from fedbe.cli.app import interruptible
     from fedbe.core.compute import cores, resolve_precision
     from fedbe.experiment.callbacks import observer
     from fedbe.experiment.executors.process_pool import ProcessPool

@@ -1,0 +1,18 @@
+"""Options and arguments that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RecipeName = Annotated[
+    str, typer.Argument(help="A shipped recipe (`fedbe recipes`) or a TOML file.", metavar="[RECIPE]")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.rounds=20.")
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes; default: one per core.")]
+Precision = Annotated[str, typer.Option(help="float32, bfloat16, or auto (bfloat16 if the processor supports it).")]
+RunsFolder = Annotated[Path, typer.Option(help="The folder for results.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
+RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]

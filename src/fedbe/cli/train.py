@@ -1,0 +1,164 @@
+"""`fedbe run`, `fedbe compare` and `fedbe resume`: the commands that train."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from fedbe.cli.console import err, out, plain_table
+from fedbe.cli.interrupt import interruptible
+from fedbe.cli.options import Overrides, Precision, Quiet, RecipeName, RunFolder, RunsFolder, Workers
+from fedbe.errors import SettingError
+from fedbe.experiment.executors.forkserver import warm_up
+
+Name = Annotated[str | None, typer.Option(help="Name of the result folder; default: made from the recipe.")]
+TensorBoardFlag = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard event files into each run.")]
+
+
+def run(
+    recipe: RecipeName = "digits",
+    method: Annotated[str | None, typer.Option(help="A method (`fedbe methods`); default: the recipe's.")] = None,
+    seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0,
+    changes: Overrides = None,
+    workers: Workers = None,
+    precision: Precision = "auto",
+    name: Name = None,
+    runs: RunsFolder = Path("runs"),
+    quiet: Quiet = False,
+    tensorboard: TensorBoardFlag = False,
+) -> None:
+    """Train one federation with one method."""
+    warm_up()
+    from fedbe.core.compute import resolve_precision
+    from fedbe.experiment import loop
+    from fedbe.experiment.recipe_files import load_recipe
+
+    settings = load_recipe(recipe, changes or ())
+    method = method or settings.method
+    folder = _result_folder(runs, name, f"{settings.name}-{method}-seed{seed}")
+    loop.create(folder, settings, method, seed, resolve_precision(precision))
+    with loop.or_nothing(folder):
+        _train(folder, workers, quiet, tensorboard)
+
+
+def compare(
+    recipe: RecipeName = "digits",
+    methods: Annotated[
+        str, typer.Option(help="Methods, separated by commas; the others are compared with the first.")
+    ] = "fedavg,v-distillation,fedbe",
+    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds: 0, 1, …")] = 3,
+    changes: Overrides = None,
+    workers: Workers = None,
+    precision: Precision = "auto",
+    name: Name = None,
+    runs: RunsFolder = Path("runs"),
+    quiet: Quiet = False,
+    tensorboard: TensorBoardFlag = False,
+) -> None:
+    """Train several methods on the same splits and initial weights, and compare them."""
+    warm_up()
+    from fedbe.core.compute import resolve_precision
+    from fedbe.experiment import comparison, loop
+    from fedbe.experiment.recipe_files import load_recipe
+
+    settings = load_recipe(recipe, changes or ())
+    names = [method.strip() for method in methods.split(",") if method.strip()]
+    folder = _result_folder(runs, name, f"{settings.name}-compare")
+    comparison.create(folder, settings, names, range(seeds), resolve_precision(precision))
+    with loop.or_nothing(folder):
+        _train(folder, workers, quiet, tensorboard)
+
+
+def resume(run: RunFolder, workers: Workers = None, quiet: Quiet = False, tensorboard: TensorBoardFlag = False) -> None:
+    """Continue a stopped run or comparison; the result is the same to the last bit."""
+    warm_up()
+    _train(run, workers, quiet, tensorboard)
+
+
+def _result_folder(runs: Path, name: str | None, default: str) -> Path:
+    """runs/NAME. A default name that exists gets a number; `create` refuses a given one that exists."""
+    if name is not None:
+        if not name.strip("./ "):
+            raise SettingError(f"--name must be the name of a folder, got '{name}'")
+        return runs / name
+    if not (runs / default).exists():
+        return runs / default
+    numbered = (runs / f"{default}-{i}" for i in range(2, 10_000))
+    return next(path for path in numbered if not path.exists())
+
+
+def _train(folder: Path, workers: int | None, quiet: bool, tensorboard: bool) -> None:
+    """Train the unfinished runs of a run folder or a comparison, then show the result."""
+    from fedbe.experiment import comparison, loop
+
+    compared = comparison.is_comparison(folder)
+    run_folders = comparison.cells(folder) if compared else [folder]
+    unfinished = [path for path in run_folders if not loop.is_done(path)]
+    if unfinished and not _train_runs(unfinished, folder if compared else None, workers, quiet, tensorboard):
+        err.print(f"stopped, nothing is lost; continue with: fedbe resume {shlex.quote(str(folder))}")
+        raise typer.Exit(130)
+    if compared:
+        _show_comparison(folder)
+    else:
+        _show_run(folder)
+
+
+def _train_runs(
+    run_folders: Sequence[Path], compared: Path | None, workers: int | None, quiet: bool, tensorboard: bool
+) -> bool:
+    """Train runs on the same data, one after the other. Returns False if Ctrl-C stopped them.
+
+    `compared` is the folder of the comparison that the runs belong to; its runs share the clients of round 1.
+    """
+    from fedbe.core.compute import cores
+    from fedbe.experiment import comparison, loop
+    from fedbe.experiment.callbacks import All, TensorBoard, observer
+    from fedbe.experiment.executors.process_pool import ProcessPool
+
+    progress = observer(sum(loop.rounds_left(path) for path in run_folders), quiet=quiet, console=err)
+    task = loop.read_task(run_folders[0])
+    with interruptible() as interrupted, ProcessPool(workers or cores()) as pool:
+        for path in run_folders:
+            callback = All([progress, TensorBoard(path)]) if tensorboard else progress
+            first_round = comparison.first_round(path) if compared else None
+            if not loop.execute(path, pool, callback, should_stop=interrupted, task=task, first_round=first_round):
+                return False
+            if compared:
+                comparison.drop_first_rounds(compared)
+    return True
+
+
+def _show_run(folder: Path) -> None:
+    from fedbe.experiment.loop import read_info, read_recipe
+
+    info, recipe = read_info(folder), read_recipe(folder)
+    assert info.final is not None, "a finished run has a final result"
+    method = recipe.method_for(info.method)
+    out.print(
+        Text.assemble(
+            (method.title, "bold"),
+            f" on {recipe.data.source}, seed {info.seed}: test accuracy ",
+            (f"{100 * info.final['accuracy']:.1f} %", "bold"),
+            f" after round {recipe.rounds(method)}. Results: {folder}",
+        )
+    )
+
+
+def _show_comparison(folder: Path) -> None:
+    from fedbe import report
+    from fedbe.algorithms.methods import get
+    from fedbe.experiment import comparison
+
+    rows = comparison.table(folder)
+    comparison.write_report(folder, rows)
+    best = max(rows, key=lambda row: row.mean).method
+    table = plain_table("method", "test accuracy, %", f"against {get(rows[0].method).title}", "p (paired)")
+    for row in rows:
+        table.add_row(*comparison.cells_of(row), style="bold" if row.method == best else "")
+    out.print(table)
+    out.print(comparison.sentence(rows))
+    page = report.write_page(report.build(report.read_studies([folder]), own=True), folder / "report.html")
+    out.print(f"report: {page}")
