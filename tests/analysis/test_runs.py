@@ -8,26 +8,26 @@ import pytest
 from fedbe.analysis.runs import over_seeds, seeds_of
 from fedbe.errors import RunError
 from fedbe.experiment.recipe_files import load_recipe
-from fedbe.report import find, read_studies, readable
+from fedbe.report import find_folders, read_groups, readable_folders
 from fedbe.report.chart import Point
 from fedbe.report.curves import percent
 
 
 def test_a_comparison_is_a_study_in_the_order_asked_for(comparison: Path) -> None:
-    (study,) = read_studies([comparison])
-    assert [(t.info.method, t.info.seed) for t in study.trials] == [
+    (group,) = read_groups([comparison])
+    assert [(t.info.method, t.info.seed) for t in group.runs] == [
         ("fedavg", 0),
         ("fedavg", 1),
         ("fedbe", 0),
         ("fedbe", 1),
     ]
-    assert study.methods == {"fedavg": "FedAvg", "fedbe": "FedBE"}
-    assert (study.name, seeds_of(study.trials)) == ("both", "n = 2 seeds (0, 1)")
+    assert group.methods == {"fedavg": "FedAvg", "fedbe": "FedBE"}
+    assert (group.name, seeds_of(group.runs)) == ("both", "n = 2 seeds (0, 1)")
 
 
 def test_mean_and_band_by_round(comparison: Path) -> None:
-    (study,) = read_studies([comparison])
-    points = over_seeds(study.of("fedbe"), percent("test", "accuracy"))
+    (group,) = read_groups([comparison])
+    points = over_seeds(group.of("fedbe"), percent("test", "accuracy"))
     spread = math.sqrt(8)  # of 70 and 74: √((2² + 2²) / 1)
     assert points[-1] == Point(3, pytest.approx(72), pytest.approx(72 - spread), pytest.approx(72 + spread), 2)
     assert [p.y for p in points] == pytest.approx([52, 62, 72])
@@ -36,23 +36,23 @@ def test_mean_and_band_by_round(comparison: Path) -> None:
 def test_runs_of_one_recipe_share_a_study_and_others_do_not(make_run) -> None:
     a, b = make_run("a", "fedbe", [0.5, 0.6, 0.7]), make_run("b", "fedavg", [0.5, 0.6, 0.7])
     other = make_run("c", "fedavg", [0.5, 0.6], recipe=load_recipe("digits", ("training.rounds=2", "split.clients=4")))
-    first, second = read_studies([a, b, other])
+    first, second = read_groups([a, b, other])
     assert list(first.methods) == ["fedavg", "fedbe"]  # the catalogue's order, not that of the folders
-    assert [t.folder for t in second.trials] == [other]
+    assert [t.folder for t in second.runs] == [other]
 
 
 def test_the_same_seed_counts_once_and_that_is_said(make_run) -> None:
     late, whole = make_run("late", "fedavg", [0.1]), make_run("whole", "fedavg", [0.5, 0.6, 0.7])
-    (study,) = read_studies([late, whole])
-    assert [t.folder for t in study.trials] == [whole]
-    assert study.notes == (f"{late} is left out: {whole} has the same recipe, method and seed.",)
+    (group,) = read_groups([late, whole])
+    assert [t.folder for t in group.runs] == [whole]
+    assert group.notes == (f"{late} is left out: {whole} has the same recipe, method and seed.",)
 
 
 def test_find_takes_comparisons_whole_and_single_runs(make_run, comparison: Path, tmp_path: Path) -> None:
     single = make_run("deeper/single", "fedavg", [0.5])
-    assert find(tmp_path) == [comparison, single]
+    assert find_folders(tmp_path) == [comparison, single]
     with pytest.raises(RunError, match="there are no runs below"):
-        find(tmp_path / "nowhere")
+        find_folders(tmp_path / "nowhere")
 
 
 def test_what_cannot_be_read_is_named(make_run, tmp_path: Path) -> None:
@@ -64,6 +64,6 @@ def test_what_cannot_be_read_is_named(make_run, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "compare.json").write_text('{"methods": [], "seeds": []}')
-    kept, notes = readable(find(tmp_path))
+    kept, notes = readable_folders(find_folders(tmp_path))
     assert kept == [good]
     assert [note.split(" is left out: ")[0] for note in notes] == [str(broken), str(empty), str(bad)]

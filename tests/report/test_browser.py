@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedbe.report import build, clients, read_studies, write_page
+from fedbe.report import build_sections, read_groups, split_chart, write_page
 from fedbe.report.live import Page as Watched
 from fedbe.report.live import serve
 
@@ -49,7 +49,7 @@ def visit(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def address(comparison: Path) -> str:
-    return write_page(build(read_studies([comparison])), comparison / "report.html").as_uri()
+    return write_page(build_sections(read_groups([comparison])), comparison / "report.html").as_uri()
 
 
 def test_it_loads_in_silence_and_draws_every_series(visit: Any, address: str) -> None:
@@ -137,10 +137,10 @@ def test_a_split_of_many_classes_stays_in_its_place_and_can_be_reached(
     visit: Any, make_run: Any, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     counts = tuple(tuple(61 if i == j else 1 for j in range(120)) for i in range(100))
-    monkeypatch.setattr(clients, "_counts", lambda *_: (counts, tuple(map(str, range(120)))))
+    monkeypatch.setattr(split_chart, "split_counts", lambda *_: (counts, tuple(map(str, range(120)))))
     folder = make_run("many", "fedavg", [0.5, 0.6, 0.7])
     seen = visit(viewport={"width": width, "height": 700})
-    seen.page.goto(write_page(build(read_studies([folder])), folder / "report.html").as_uri())
+    seen.page.goto(write_page(build_sections(read_groups([folder])), folder / "report.html").as_uri())
     assert seen.page.evaluate("document.documentElement.scrollWidth") == width
     panel = seen.page.locator(".split .panel")
     drawn = panel.locator("svg").evaluate(
@@ -169,7 +169,7 @@ def test_names_from_files_do_nothing(visit: Any, make_run: Any, recipe: Any) -> 
     named = recipe.model_copy(update={"name": EVIL, "summary": EVIL})
     folder = make_run("evil", "fedavg", [0.5, 0.6, 0.7], recipe=named)
     seen = visit()
-    seen.page.goto(write_page(build(read_studies([folder])), folder / "report.html").as_uri())
+    seen.page.goto(write_page(build_sections(read_groups([folder])), folder / "report.html").as_uri())
     assert seen.count("img") == 0
     assert seen.page.get_by_text(EVIL).count() > 0
     assert seen.problems == []

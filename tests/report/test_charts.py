@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from fedbe.report import build, read_studies
-from fedbe.report.chart import Chart, Section, Table
+from fedbe.report import build_sections, read_groups
+from fedbe.report.chart import Chart, ReportSection, Table
 
 
-def section_of(*folders: Path) -> Section:
-    (section,) = build(read_studies(folders))
+def section_of(*folders: Path) -> ReportSection:
+    (section,) = build_sections(read_groups(folders))
     return section
 
 
@@ -178,7 +178,7 @@ def test_looking_at_a_run_calls_no_function_that_it_names(make_run, recipe, tmp_
     assert not (tmp_path / "called").exists()
     assert any("`fedbe data show helper:go` does" in sentence for sentence in section.missing)
     with pytest.raises(SystemExit):
-        build(read_studies([tmp_path / "mine"]), own=True)
+        build_sections(read_groups([tmp_path / "mine"]), trusted=True)
 
 
 def test_without_a_vote_the_caption_names_none(make_run) -> None:

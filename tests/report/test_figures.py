@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedbe.report import build, read_studies
+from fedbe.report import build_sections, read_groups
 from fedbe.report.chart import Chart, Panel, Point, Series, Table
 from fedbe.report.figures import DRAW, _wrapped, draw, write_figures
 
@@ -18,7 +18,7 @@ STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
 @pytest.fixture
 def charts(comparison: Path) -> dict[str, Chart]:
-    (section,) = build(read_studies([comparison]))
+    (section,) = build_sections(read_groups([comparison]))
     return {c.id: c for c in section.charts}
 
 
@@ -32,7 +32,7 @@ def test_bubbles_of_many_classes_do_not_cover_each_other(charts: dict[str, Chart
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_every_chart_becomes_a_file(comparison: Path, tmp_path: Path, kind: str) -> None:
-    sections = build(read_studies([comparison]))
+    sections = build_sections(read_groups([comparison]))
     paths = write_figures(sections, tmp_path / "deep" / "er", kind)
     assert {p.stem for p in paths} == {c.id for c in sections[0].charts}
     assert all(p.read_bytes().startswith(STARTS[kind]) for p in paths)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbe.report import build, read_studies, render, write_page
+from fedbe.report import build_sections, read_groups, render, write_page
 from fedbe.report.colours import LIGHT_DARK, OTHER
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -28,7 +28,7 @@ class Tags(HTMLParser):
 
 
 def page_of(*folders: Path) -> str:
-    return render(build(read_studies(folders)))
+    return render(build_sections(read_groups(folders)))
 
 
 def test_nothing_is_loaded_and_every_chart_has_its_table(comparison: Path) -> None:
@@ -79,7 +79,7 @@ def test_two_studies_have_contents_and_ids_of_their_own(make_run, comparison: Pa
 
 
 def test_the_page_is_written_whole(comparison: Path, tmp_path: Path) -> None:
-    path = write_page(build(read_studies([comparison])), tmp_path / "page.html", ["a & b"])
+    path = write_page(build_sections(read_groups([comparison])), tmp_path / "page.html", ["a & b"])
     assert path.read_text(encoding="utf-8").endswith("</html>\n")
     assert "a &amp; b" in path.read_text(encoding="utf-8")
     assert [p.name for p in tmp_path.glob(".*")] == []

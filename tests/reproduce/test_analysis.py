@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from fedbe.analysis.runs import read_trial
+from fedbe.analysis import calibration, features
+from fedbe.analysis.runs import read_run
 from fedbe.cli.app import app
 from fedbe.errors import DataError
 from fedbe.experiment import loop
@@ -17,8 +18,9 @@ from fedbe.experiment.callbacks import Nobody
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import ModelSpec
 from fedbe.experiment.saved_model import Loaded
+from fedbe.report.analysis_charts import features_chart
 from fedbe.report.figures import draw
-from fedbe.reproduce import analysis, confidence, features, study_runner, table
+from fedbe.reproduce import analysis, study_runner, table
 from fedbe.reproduce.study import Study, load_study
 from fedbe.reproduce.study_runner import Place
 
@@ -88,11 +90,11 @@ def test_the_histogram_shows_what_was_counted(roll: tuple[Study, list[Place]], p
 
 def test_right_and_wrong_fall_into_their_bins() -> None:
     probabilities = torch.tensor([[1.0, 0.0], [0.52, 0.48], [0.03, 0.97]])
-    found = confidence.histogram(probabilities, torch.tensor([0, 1, 0]))
+    found = calibration.confidence_histogram(probabilities, torch.tensor([0, 1, 0]))
     assert found.shape == (2, 20)
     assert found.nonzero().tolist() == [[0, 19], [1, 10], [1, 19]]
-    assert confidence.when_wrong(probabilities, torch.tensor([0, 1, 0])) == pytest.approx((0.52 + 0.97) / 2)
-    assert confidence.when_wrong(probabilities, torch.tensor([0, 0, 1])) == 0.0
+    assert calibration.confidence_when_wrong(probabilities, torch.tensor([0, 1, 0])) == pytest.approx((0.52 + 0.97) / 2)
+    assert calibration.confidence_when_wrong(probabilities, torch.tensor([0, 0, 1])) == 0.0
 
 
 def test_what_was_found_is_not_sought_again(
@@ -100,7 +102,7 @@ def test_what_was_found_is_not_sought_again(
 ) -> None:
     study, places = roll
     _, (before,) = analysed(study, places, pool)
-    monkeypatch.setattr(confidence, "last_round", lambda *_: pytest.fail("it was played again"))
+    monkeypatch.setattr(calibration, "rerun_last_round", lambda *_: pytest.fail("it was played again"))
     _, (after,) = analysed(study, places, pool)
     assert draw(before, "svg") == draw(after, "svg")
 
@@ -110,7 +112,7 @@ def test_a_part_of_a_study_is_looked_at_and_all_that_was_found_is_drawn(
 ) -> None:
     study, places = roll
     _, (whole,) = analysed(study, places, pool)
-    monkeypatch.setattr(confidence, "last_round", lambda *_: pytest.fail("nobody asked for it"))
+    monkeypatch.setattr(calibration, "rerun_last_round", lambda *_: pytest.fail("nobody asked for it"))
     part = [place for place in places if place.cell[0] == places[0].cell[0]]
     assert len({p.folder for p in part}) < len({p.folder for p in places})
     _, missing, (chart,) = analysis.analyse(study, places, pool, lambda: False, asked=part)
@@ -124,7 +126,7 @@ def test_a_part_of_a_study_is_looked_at_and_all_that_was_found_is_drawn(
     other = next(place for place in places if place not in part)
     (other.folder / analysis.FILE).unlink()
     _, missing, _ = analysis.analyse(study, places, pool, lambda: False, asked=part)
-    assert missing[other.cell] == "it has not been looked at yet"
+    assert missing[other.cell] == "it has not been analysed yet"
 
 
 def test_an_analysis_can_be_stopped(roll: tuple[Study, list[Place]], pool: ProcessPool) -> None:
@@ -167,10 +169,10 @@ def test_data_that_no_foreign_images_go_with_are_drawn_alone(
 ) -> None:
     _, places = seen
     monkeypatch.setattr(features, "FOREIGN", {})
-    trial = read_trial(places[0].folder)
-    found = features.measure(trial, pool)
+    run = read_run(places[0].folder)
+    found = features.measure(run, pool)
     assert found["foreign"] == "no images go with digits"
-    assert len(features.chart([(trial, found)]).panels) == 1
+    assert len(features_chart([(run, found)], {}).panels) == 1
 
 
 def test_missing_foreign_images_are_said_and_sought_again(

@@ -1,7 +1,7 @@
-"""The last round of a finished run, played again for its clients' models, which a run does not keep.
+"""Run the last round of a finished run again, for its clients' models, which a run does not keep.
 
-It starts from the checkpoint before that round and is the simulator's own round; the loss of the training must be the
-recorded one, else it is refused: nothing else may be passed off as the run's.
+The rerun starts from the checkpoint before that round and uses the simulator's own round. Its training loss must equal
+the recorded one. Otherwise it is refused, because the models would not be the run's.
 """
 
 import math
@@ -15,7 +15,8 @@ import torch
 from fedbe.algorithms.ensemble import Member
 from fedbe.algorithms.server.context import Draft, Round
 from fedbe.algorithms.server.stages import Mean
-from fedbe.analysis.runs import Trial
+from fedbe.analysis.data import load_task
+from fedbe.analysis.runs import Run
 from fedbe.core.compute import Plan
 from fedbe.core.model_runner import ModelRunner
 from fedbe.errors import RunError
@@ -25,33 +26,43 @@ from fedbe.experiment.federation import initial_weights, prepare
 from fedbe.experiment.jobs import Job
 from fedbe.experiment.recipe import Evaluation
 from fedbe.experiment.round import RunState, Simulation, play_round
-from fedbe.report.clients import load_task
 
 
 @dataclass(frozen=True, eq=False)
-class Replayed:
-    """The last round of `trial` as it stood before the server's own stages: the clients' models and their average."""
+class Rerun:
+    """The last round of `run` before the stages of its method: the clients' models and their average (the draft)."""
 
-    trial: Trial
+    run: Run
     sim: Simulation
     draft: Draft
     round: Round
 
     def clients(self) -> list[Member]:
+        """The clients' models."""
         return [Member(f"client {u.client_id}", u.state) for u in self.round.updates]
 
 
-def last_round(trial: Trial, pool: ProcessPool | None = None) -> Replayed:
-    """Play it by the workers of a pool, or in this process."""
-    sim = _simulation(trial, pool)
-    caught = _Caught()
-    quick = sim.recipe.model_copy(update={"evaluation": Evaluation()})
-    again = replace(sim, recipe=quick, method=replace(sim.method, stages=(Mean(), caught)))
+def rerun_last_round(run: Run, pool: ProcessPool | None = None) -> Rerun:
+    """Train the clients of the last round again.
+
+    Args:
+        run: A finished run.
+        pool: The workers that train; default: this process.
+
+    Raises:
+        RunError: The checkpoint before the last round is missing, or the training loss is not the recorded one.
+    """
+    sim = _simulation(run, pool)
+    capture = _Capture()
+    without_evaluation = sim.recipe.model_copy(update={"evaluation": Evaluation()})
+    only_mean = replace(sim.method, stages=(Mean(), capture))
     with one_thread():
-        _, record = play_round(again, _state_before(trial, sim), lambda *_: None)
-    if not math.isclose(record["train_loss"] or 0, trial.records[-1]["train_loss"] or 0, rel_tol=1e-6):
+        _, record = play_round(
+            replace(sim, recipe=without_evaluation, method=only_mean), _state_before(run, sim), lambda *_: None
+        )
+    if not math.isclose(record["train_loss"] or 0, run.records[-1]["train_loss"] or 0, rel_tol=1e-6):
         raise RunError("its last round, trained again, has another loss; the code or the machine has changed since")
-    return Replayed(trial, sim, *caught.seen)
+    return Rerun(run, sim, *capture.seen)
 
 
 class _Here:
@@ -72,8 +83,8 @@ class _Here:
             yield outcome
 
 
-class _Caught:
-    """A stage that changes nothing and keeps what it was given."""
+class _Capture:
+    """A stage that changes nothing and keeps its arguments."""
 
     seen: tuple[Draft, Round]
 
@@ -82,31 +93,31 @@ class _Caught:
         return draft
 
 
-def _simulation(trial: Trial, pool: ProcessPool | None) -> Simulation:
-    recipe, seed, plan = trial.recipe, trial.info.seed, Plan(trial.info.precision)
+def _simulation(run: Run, pool: ProcessPool | None) -> Simulation:
+    recipe, seed, plan = run.recipe, run.info.seed, Plan(run.info.precision)
     federation = prepare(recipe, seed, load_task(recipe.data.source))
     runner = ModelRunner(initial_weights(federation.model, seed), plan)
     if pool is not None:
         pool.configure(federation, plan)
     workers = pool or cast(ProcessPool, _Here(lambda: sim))
-    sim = Simulation(recipe, recipe.method_for(trial.info.method), seed, federation, runner, workers)
+    sim = Simulation(recipe, recipe.method_for(run.info.method), seed, federation, runner, workers)
     return sim
 
 
-def _state_before(trial: Trial, sim: Simulation) -> RunState:
-    last = len(trial.records)
+def _state_before(run: Run, sim: Simulation) -> RunState:
+    last = len(run.records)
     if last == 1:
         return RunState(0, sim.runner.read())
-    # `latest` gives the newest checkpoint only, and it is the one before that we need
-    before = checkpoint.read(trial.folder / f"checkpoint-{last - 1:06d}.safetensors")
-    if before is None:
-        raise RunError(f"{trial.folder} has no checkpoint of the round before the last")
-    return before
+    # `latest` gives the newest checkpoint only, and we need the one before it.
+    state = checkpoint.read(run.folder / f"checkpoint-{last - 1:06d}.safetensors")
+    if state is None:
+        raise RunError(f"{run.folder} has no checkpoint of the round before the last")
+    return state
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """As the workers of a run have it: the number of threads changes the last bits."""
+    """Use one thread, as the workers of a run do: the number of threads changes the last bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

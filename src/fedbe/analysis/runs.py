@@ -1,4 +1,4 @@
-"""Folders -> studies: runs of one recipe, methods × seeds, that may be averaged and compared."""
+"""Read run folders and group them: runs of one recipe, methods × seeds, that may be averaged and compared."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -14,10 +14,24 @@ from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import dump_recipe
 from fedbe.experiment.round import Record
 
+__all__ = [
+    "Point",
+    "Record",
+    "Run",
+    "RunGroup",
+    "find_folders",
+    "over_seeds",
+    "point",
+    "read_groups",
+    "read_run",
+    "readable_folders",
+    "seeds_of",
+]
+
 
 @dataclass(frozen=True)
 class Point:
-    """A mean over n seeds at x, and the ends of its band (None for one seed)."""
+    """A mean over n seeds at x, and the ends of its band, mean ± standard deviation (None for one seed)."""
 
     x: float
     y: float
@@ -27,8 +41,18 @@ class Point:
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
-    """One run as it is on the disk; `rounds` is how many it is meant to have."""
+class Run:
+    """One run as its folder holds it.
+
+    Attributes:
+        folder: The run folder.
+        recipe: Every setting.
+        info: Method, seed, precision, versions and, at the end, the final result.
+        records: One record for each round that is done.
+        title: The method's name for people.
+        rounds: How many rounds the whole run has.
+        ends_as: What a round ends with: "student", "average" …
+    """
 
     folder: Path
     recipe: Recipe
@@ -36,44 +60,60 @@ class Trial:
     records: tuple[Record, ...]
     title: str
     rounds: int
-    ends_as: str  # what a round ends with: "student", "average" …
+    ends_as: str
 
     @property
     def finished(self) -> bool:
+        """Whether the run has ended."""
         return self.info.finished is not None
 
     @property
     def measured(self) -> list[Record]:
+        """The rounds with a test result."""
         return [r for r in self.records if "test" in r]
 
 
 @dataclass(frozen=True, eq=False)
-class Study:
-    """Trials with the same recipe and precision, at most one for each method and seed; notes say what was left out."""
+class RunGroup:
+    """Runs with the same recipe and precision, at most one for each method and seed.
+
+    Attributes:
+        name: The comparison's folder, the run's folder or the recipe.
+        recipe: The settings that all runs share.
+        runs: The runs, method by method.
+        notes: A sentence for each run that was left out.
+    """
 
     name: str
     recipe: Recipe
-    trials: tuple[Trial, ...]
+    runs: tuple[Run, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def methods(self) -> dict[str, str]:
-        """Name -> title, in the order of the trials."""
-        return {t.info.method: t.title for t in self.trials}
+        """Name -> title, in the order of the runs."""
+        return {r.info.method: r.title for r in self.runs}
 
     @property
-    def unfinished(self) -> list[Trial]:
-        return [t for t in self.trials if not t.finished]
+    def unfinished(self) -> list[Run]:
+        """The runs that have not ended."""
+        return [r for r in self.runs if not r.finished]
 
-    def of(self, method: str) -> list[Trial]:
-        return [t for t in self.trials if t.info.method == method]
+    def of(self, method: str) -> list[Run]:
+        """The runs of one method."""
+        return [r for r in self.runs if r.info.method == method]
 
 
-def read_trial(folder: Path) -> Trial:
+def read_run(folder: Path) -> Run:
+    """Read a run folder.
+
+    Raises:
+        RunError: The folder is not a run folder, or a file in it is damaged.
+    """
     info, recipe = loop.read_info(folder), loop.read_recipe(folder)
     method = recipe.method_for(info.method)
     records = tuple(loop.read_rounds(folder))
-    return Trial(folder, recipe, info, records, method.title, recipe.rounds(method), _ends_as(method))
+    return Run(folder, recipe, info, records, method.title, recipe.rounds(method), _ends_as(method))
 
 
 def _ends_as(method: Method) -> str:
@@ -84,67 +124,82 @@ def _ends_as(method: Method) -> str:
     return "model" if any(isinstance(stage, Momentum | Distill) for stage in method.stages) else "average"
 
 
-def read_studies(folders: Iterable[Path]) -> list[Study]:
-    """A study for each comparison, and one for each recipe among single runs; a folder that is neither is an error."""
-    singles: dict[str, list[Trial]] = {}
-    studies = []
+def read_groups(folders: Iterable[Path]) -> list[RunGroup]:
+    """Read run folders and comparisons: a group for each comparison, and one for each recipe among single runs.
+
+    Raises:
+        RunError: A folder is neither a run nor a comparison.
+    """
+    single_runs: dict[str, list[Run]] = {}
+    groups = []
     for folder in dict.fromkeys(folders):
         if comparison.is_comparison(folder):
-            trials = [read_trial(cell) for cell in sorted(comparison.cells(folder), key=_asked_order(folder))]
-            if not trials:
-                raise RunError(f"{folder} is a comparison without runs")
-            studies.append(Study(folder.resolve().name, trials[0].recipe, tuple(trials)))
+            groups.append(_comparison_group(folder))
         else:
-            trial = read_trial(folder)
-            singles.setdefault(_settings(trial), []).append(trial)
-    return studies + [_single_study(trials) for trials in singles.values()]
+            run = read_run(folder)
+            single_runs.setdefault(_shared_settings(run), []).append(run)
+    return groups + [_single_group(runs) for runs in single_runs.values()]
 
 
-def find(runs: Path) -> list[Path]:
-    """Every comparison below a folder, and every run that belongs to none."""
-    comparisons = sorted(p.parent for p in runs.rglob("compare.json"))
+def find_folders(root: Path) -> list[Path]:
+    """Every comparison below a folder, and every run that belongs to none.
+
+    Raises:
+        RunError: There is none.
+    """
+    comparisons = sorted(p.parent for p in root.rglob("compare.json"))
     cells = {cell for folder in comparisons for cell in _cells(folder)}
-    singles = sorted(p.parent for p in runs.rglob("run.json") if p.parent not in cells)
-    if not comparisons and not singles:
-        raise RunError(f"there are no runs below {runs}: start one with `fedbe run` or name another folder with --runs")
-    return [*comparisons, *singles]
+    single_runs = sorted(p.parent for p in root.rglob("run.json") if p.parent not in cells)
+    if not comparisons and not single_runs:
+        raise RunError(f"there are no runs below {root}: start one with `fedbe run` or name another folder with --runs")
+    return [*comparisons, *single_runs]
 
 
 def _cells(folder: Path) -> list[Path]:
-    """Those of a damaged comparison are not known: `readable` will say that it is damaged."""
+    """The runs of a comparison; none of a damaged one, which `readable_folders` reports."""
     try:
         return comparison.cells(folder)
     except RunError:
         return []
 
 
-def readable(folders: Iterable[Path]) -> tuple[list[Path], list[str]]:
+def readable_folders(folders: Iterable[Path]) -> tuple[list[Path], list[str]]:
     """The folders that can be read, and a sentence for each that cannot."""
-    good, bad = [], []
+    good, reasons = [], []
     for folder in folders:
         try:
-            read_studies([folder])
+            read_groups([folder])
         except FedBEError as error:
-            bad.append(f"{folder} is left out: {error}.")
+            reasons.append(f"{folder} is left out: {error}.")
         else:
             good.append(folder)
-    return good, bad
+    return good, reasons
 
 
-def over_seeds(trials: Sequence[Trial], value: Callable[[Record], float | None]) -> tuple[Point, ...]:
-    """By round: mean over the seeds that have it, and mean ± sample standard deviation where there are two or more."""
-    found: dict[int, list[float]] = {}
-    for trial in trials:
-        for record in trial.records:
+def over_seeds(runs: Sequence[Run], value: Callable[[Record], float | None]) -> tuple[Point, ...]:
+    """Average a value of the records over the seeds, round by round.
+
+    Args:
+        runs: Runs of one method.
+        value: Reads the number from a record; None if the record has none.
+
+    Returns:
+        For each round the mean over the seeds that have it, ± the sample standard deviation if there are two or more.
+    """
+    by_round: dict[int, list[float]] = {}
+    for run in runs:
+        for record in run.records:
             if (number := value(record)) is not None:
-                found.setdefault(record["round"], []).append(number)
-    return tuple(point(x, ys) for x, ys in sorted(found.items()))
+                by_round.setdefault(record["round"], []).append(number)
+    return tuple(point(x, ys) for x, ys in sorted(by_round.items()))
 
 
 def point(x: float, values: Sequence[float]) -> Point:
-    """
-    >>> point(3, [1.0, 3.0])
-    Point(x=3, y=2.0, low=0.5857864376269049, high=3.414213562373095, n=2)
+    """The mean of the values and their band.
+
+    Example:
+        >>> point(3, [1.0, 3.0])
+        Point(x=3, y=2.0, low=0.5857864376269049, high=3.414213562373095, n=2)
     """
     middle = mean(values)
     if len(values) < 2:
@@ -153,39 +208,47 @@ def point(x: float, values: Sequence[float]) -> Point:
     return Point(x, middle, middle - spread, middle + spread, len(values))
 
 
-def seeds_of(trials: Sequence[Trial]) -> str:
-    """How many seeds with data and which: every chart says so."""
-    seeds = sorted({t.info.seed for t in trials if t.records})
+def seeds_of(runs: Sequence[Run]) -> str:
+    """How many seeds have records, and which: "n = 2 seeds (0, 1)". Every chart states it."""
+    seeds = sorted({r.info.seed for r in runs if r.records})
     if not seeds:
         return "n = 0 seeds"
     return f"n = {len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))})"
 
 
-def _asked_order(folder: Path) -> Callable[[Path], tuple[int, int]]:
-    """Sort cells by method as it was asked for, then by seed."""
+def _comparison_group(folder: Path) -> RunGroup:
+    runs = [read_run(cell) for cell in sorted(comparison.cells(folder), key=_requested_order(folder))]
+    if not runs:
+        raise RunError(f"{folder} is a comparison without runs")
+    return RunGroup(folder.resolve().name, runs[0].recipe, tuple(runs))
+
+
+def _requested_order(folder: Path) -> Callable[[Path], tuple[int, int]]:
+    """A sort key for cells: the methods in the order of compare.json, then the seeds."""
     plan = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
-    place = {f"{m}-seed{s}": (i, s) for i, m in enumerate(plan["methods"]) for s in plan["seeds"]}
-    return lambda cell: place[cell.name]
+    rank = {f"{m}-seed{s}": (i, s) for i, m in enumerate(plan["methods"]) for s in plan["seeds"]}
+    return lambda cell: rank[cell.name]
 
 
-def _settings(trial: Trial) -> str:
-    """What runs must share to stand in one chart: all that a recipe says but its words and its default method."""
-    values = dump_recipe(trial.recipe) | {"name": "", "summary": "", "method": "", "precision": trial.info.precision}
+def _shared_settings(run: Run) -> str:
+    """What runs must share to be in one chart: the whole recipe without its name, summary and default method."""
+    values = dump_recipe(run.recipe) | {"name": "", "summary": "", "method": "", "precision": run.info.precision}
     return json.dumps(values, sort_keys=True)
 
 
-def _single_study(trials: Sequence[Trial]) -> Study:
-    kept: dict[tuple[str, int], Trial] = {}
+def _single_group(runs: Sequence[Run]) -> RunGroup:
+    """Single runs with the same settings; of two with the same method and seed the longer one."""
+    kept: dict[tuple[str, int], Run] = {}
     notes = []
-    for trial in sorted(trials, key=lambda t: (t.finished, len(t.records)), reverse=True):
-        key = (trial.info.method, trial.info.seed)
+    for run in sorted(runs, key=lambda r: (r.finished, len(r.records)), reverse=True):
+        key = (run.info.method, run.info.seed)
         if key in kept:
-            notes.append(f"{trial.folder} is left out: {kept[key].folder} has the same recipe, method and seed.")
+            notes.append(f"{run.folder} is left out: {kept[key].folder} has the same recipe, method and seed.")
         else:
-            kept[key] = trial
-    ordered = sorted(kept.values(), key=lambda t: (_rank(t.info.method), t.info.seed))
+            kept[key] = run
+    ordered = sorted(kept.values(), key=lambda r: (_rank(r.info.method), r.info.seed))
     name = ordered[0].folder.resolve().name if len(ordered) == 1 else ordered[0].recipe.name
-    return Study(name, ordered[0].recipe, tuple(ordered), tuple(notes))
+    return RunGroup(name, ordered[0].recipe, tuple(ordered), tuple(notes))
 
 
 def _rank(method: str) -> int:

@@ -35,10 +35,10 @@ def report(
         raise SettingError("name runs or comparisons for the report, or --all for everything below --runs")
     from fedbe import report as pages
 
-    folders, notes = pages.readable(pages.find(below)) if everything else (list(runs or ()), [])
+    folders, notes = pages.readable_folders(pages.find_folders(below)) if everything else (list(runs or ()), [])
     home = below if everything else folders[0] if len(folders) == 1 else Path()
     path = to or home / "report.html"
-    sections = pages.build(pages.read_studies(folders))
+    sections = pages.build_sections(pages.read_groups(folders))
     pages.write_page(sections, path, notes)
     typer.echo(f"report: {path}")
     if figures is not None:

@@ -160,5 +160,5 @@ def _show_comparison(folder: Path) -> None:
         table.add_row(*comparison.cells_of(row), style="bold" if row.method == best else "")
     out.print(table)
     out.print(comparison.sentence(rows))
-    page = report.write_page(report.build(report.read_studies([folder]), own=True), folder / "report.html")
+    page = report.write_page(report.build_sections(report.read_groups([folder]), trusted=True), folder / "report.html")
     out.print(f"report: {page}")

@@ -88,7 +88,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """One study on the page: a headline and how sure it is, the results as a table, then charts.
 
     missing: what could not be shown, and why.

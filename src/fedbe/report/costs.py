@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping
 from statistics import mean
 
-from fedbe.analysis.runs import Study, Trial, seeds_of
-from fedbe.experiment.round import Record
+from fedbe.analysis.runs import Record, Run, RunGroup, seeds_of
 from fedbe.report.chart import Bar, Chart, Panel, Table
 
 # The steps of a round as the record names them, gathered into what a reader can tell apart.
@@ -19,47 +18,47 @@ MEMORY = {"train": "clients train", "server": "server step", "test": "measuring"
 NOT_SERVER = ("train", "test", "evaluate", "round")  # `evaluate` measures the student: a report needs it, a server not
 
 
-def seconds(study: Study) -> Chart | None:
+def seconds(group: RunGroup) -> Chart | None:
     """Seconds a round by phase."""
-    columns = {name: _mean(study, _sum_of(keys)) for name, keys in PHASES.items()}
-    whole = _mean(study, lambda r: r.get("seconds", {}).get("round"))
+    columns = {name: _mean(group, _sum_of(keys)) for name, keys in PHASES.items()}
+    whole = _mean(group, lambda r: r.get("seconds", {}).get("round"))
     if not whole:
         return None
-    titles = study.methods
+    titles = group.methods
     spent = ", ".join(f"{time(whole[m])} with {titles[m]}" for m in whole)
     return Chart(
         "seconds",
         "bars",
         f"A round takes {spent}" if len(whole) < 4 else "Where the time of a round goes",
-        f"Wall-clock time of a round by phase, mean over rounds and seeds; {seeds_of(study.trials)}. {_machine(study)} "
+        f"Wall-clock time of a round by phase, mean over rounds and seeds; {seeds_of(group.runs)}. {_machine(group)} "
         "Measuring is for this report only.",
-        tuple(_panel(study, name, found, time) for name, found in columns.items() if found),
-        _table(study, {**columns, "whole round": whole}, "s", lambda v: f"{v:.4f}"),
+        tuple(_panel(group, name, found, time) for name, found in columns.items() if found),
+        _table(group, {**columns, "whole round": whole}, "s", lambda v: f"{v:.4f}"),
         unit="s",
     )
 
 
-def memory(study: Study) -> Chart | None:
+def memory(group: RunGroup) -> Chart | None:
     """Peak memory by phase: the largest round of each run, mean over seeds."""
-    columns = {title: _peak(study, key) for key, title in MEMORY.items()}
+    columns = {title: _peak(group, key) for key, title in MEMORY.items()}
     if not any(columns.values()):
         return None
     top = max((mb, m) for found in columns.values() for m, mb in found.items())
     return Chart(
         "memory",
         "bars",
-        f"Memory peaks at {megabytes(top[0])}" + (f", with {study.methods[top[1]]}" if len(study.methods) > 1 else ""),
+        f"Memory peaks at {megabytes(top[0])}" + (f", with {group.methods[top[1]]}" if len(group.methods) > 1 else ""),
         "Largest resident memory of all processes of a run by phase, mean over seeds; pages that processes share count "
-        f"in each; {seeds_of(study.trials)}.",
-        tuple(_panel(study, name, found, megabytes) for name, found in columns.items() if found),
-        _table(study, columns, "MB", lambda v: f"{v:.1f}"),
+        f"in each; {seeds_of(group.runs)}.",
+        tuple(_panel(group, name, found, megabytes) for name, found in columns.items() if found),
+        _table(group, columns, "MB", lambda v: f"{v:.1f}"),
         unit="MB",
     )
 
 
-def sides(study: Study) -> Chart | None:
+def sides(group: RunGroup) -> Chart | None:
     """What the server's step costs beside what the clients' training costs, in seconds."""
-    columns = {"clients": _mean(study, _sum_of(("train",))), "server": _mean(study, _server_seconds)}
+    columns = {"clients": _mean(group, _sum_of(("train",))), "server": _mean(group, _server_seconds)}
     clients, server = columns.values()
     if not clients or not server:
         return None
@@ -67,30 +66,30 @@ def sides(study: Study) -> Chart | None:
     return Chart(
         "sides",
         "bars",
-        f"{study.methods[heavy]}'s server works {time(server[heavy])} a round, its clients {time(clients[heavy])}",
+        f"{group.methods[heavy]}'s server works {time(server[heavy])} a round, its clients {time(clients[heavy])}",
         "Seconds a round of the clients' training (all clients, shared by the worker processes) and of the server's "
-        f"step, mean over rounds and seeds; {seeds_of(study.trials)}.",
-        tuple(_panel(study, name, values, time) for name, values in columns.items()),
-        _table(study, columns, "s", lambda v: f"{v:.4f}"),
+        f"step, mean over rounds and seeds; {seeds_of(group.runs)}.",
+        tuple(_panel(group, name, values, time) for name, values in columns.items()),
+        _table(group, columns, "s", lambda v: f"{v:.4f}"),
         unit="s",
     )
 
 
-def traffic(study: Study) -> Chart | None:
+def traffic(group: RunGroup) -> Chart | None:
     """Bytes a round, down to the clients and up to the server."""
-    columns = {"server to clients": _mean(study, _bytes("down")), "clients to server": _mean(study, _bytes("up"))}
-    whole = _mean(study, lambda r: sum(r["bytes"].values()) if "bytes" in r else None)
+    columns = {"server to clients": _mean(group, _bytes("down")), "clients to server": _mean(group, _bytes("up"))}
+    whole = _mean(group, lambda r: sum(r["bytes"].values()) if "bytes" in r else None)
     if not whole:
         return None
     most, differ = max(whole, key=lambda m: whole[m]), len(set(whole.values())) > 1
     return Chart(
         "bytes",
         "bars",
-        f"A round moves {size(whole[most])}" + (f" with {study.methods[most]}, the most" if differ else ""),
+        f"A round moves {size(whole[most])}" + (f" with {group.methods[most]}, the most" if differ else ""),
         "What a network would have moved in a round, mean over rounds and seeds; the server's own work moves "
-        f"nothing; {seeds_of(study.trials)}.",
-        tuple(_panel(study, name, values, size) for name, values in columns.items()),
-        _table(study, columns, "bytes", lambda v: f"{v:,.0f}"),
+        f"nothing; {seeds_of(group.runs)}.",
+        tuple(_panel(group, name, values, size) for name, values in columns.items()),
+        _table(group, columns, "bytes", lambda v: f"{v:,.0f}"),
         unit="bytes",
     )
 
@@ -120,24 +119,26 @@ def size(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def _panel(study: Study, name: str, values: Mapping[str, float], text: Callable[[float], str]) -> Panel:
-    return Panel(name, bars=tuple(Bar(study.methods[m], m, v, text(v)) for m, v in values.items()))
+def _panel(group: RunGroup, name: str, values: Mapping[str, float], text: Callable[[float], str]) -> Panel:
+    return Panel(name, bars=tuple(Bar(group.methods[m], m, v, text(v)) for m, v in values.items()))
 
 
-def _table(study: Study, columns: Mapping[str, Mapping[str, float]], unit: str, text: Callable[[float], str]) -> Table:
+def _table(
+    group: RunGroup, columns: Mapping[str, Mapping[str, float]], unit: str, text: Callable[[float], str]
+) -> Table:
     rows = tuple(
         (title, *(text(found[m]) if m in found else "–" for found in columns.values()))
-        for m, title in study.methods.items()
+        for m, title in group.methods.items()
     )
     return Table(("Method", *(f"{name}, {unit}" for name in columns)), rows)
 
 
-def _mean(study: Study, value: Callable[[Record], float | None]) -> dict[str, float]:
+def _mean(group: RunGroup, value: Callable[[Record], float | None]) -> dict[str, float]:
     """By method: the mean over all rounds of all its runs, of which those without a value count as 0 (a phase that only
     some rounds have); methods that never have one are left out."""
     found = {}
-    for method in study.methods:
-        values = [value(r) for t in study.of(method) for r in t.records]
+    for method in group.methods:
+        values = [value(r) for t in group.of(method) for r in t.records]
         if any(v is not None for v in values):
             found[method] = mean(v or 0.0 for v in values)
     return found
@@ -160,14 +161,14 @@ def _server_seconds(record: Record) -> float | None:
     return sum(v for k, v in found.items() if k not in NOT_SERVER) if found else None
 
 
-def _peak(study: Study, key: str) -> dict[str, float]:
-    def largest(trial: Trial) -> float | None:
-        return max((r["memory_mb"][key] for r in trial.records if key in r.get("memory_mb", {})), default=None)
+def _peak(group: RunGroup, key: str) -> dict[str, float]:
+    def largest(run: Run) -> float | None:
+        return max((r["memory_mb"][key] for r in run.records if key in r.get("memory_mb", {})), default=None)
 
-    found = {m: [v for t in study.of(m) if (v := largest(t)) is not None] for m in study.methods}
+    found = {m: [v for t in group.of(m) if (v := largest(t)) is not None] for m in group.methods}
     return {m: mean(values) for m, values in found.items() if values}
 
 
-def _machine(study: Study) -> str:
-    machines = sorted({t.info.made_with.get("machine", "unknown") for t in study.trials})
+def _machine(group: RunGroup) -> str:
+    machines = sorted({t.info.made_with.get("machine", "unknown") for t in group.runs})
     return f"Machine: {'; '.join(machines)}."

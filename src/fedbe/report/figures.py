@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedbe.core.files import write_whole
 from fedbe.errors import RunError
 from fedbe.report import colours
-from fedbe.report.chart import Chart, Panel, Section, Series
+from fedbe.report.chart import Chart, Panel, ReportSection, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ CLOUDS = ("#0b4f9c", "#c04a00", "#0d8074")  # three classes that also differ in 
 STYLES = {"solid": ("-", 1.8, 1.0), "dashed": ("--", 1.6, 1.0), "faint": ("-", 1.0, 0.7)}
 
 
-def write_figures(sections: Sequence[Section], folder: Path, kind: str) -> list[Path]:
+def write_figures(sections: Sequence[ReportSection], folder: Path, kind: str) -> list[Path]:
     """A file for each chart: SECTION-CHART.KIND, or CHART.KIND where there is one section."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -9,11 +9,11 @@ from socketserver import BaseServer
 from threading import Lock
 from typing import Any
 
-from fedbe.analysis.runs import read_studies
+from fedbe.analysis.runs import read_groups, read_run
 from fedbe.errors import FedBEError, RunError
-from fedbe.experiment import comparison, loop
+from fedbe.experiment import comparison
 from fedbe.report.page import render
-from fedbe.report.sections import build
+from fedbe.report.sections import build_sections
 
 HOST = "127.0.0.1"
 
@@ -26,7 +26,7 @@ class Page:
         self._made, self._html = "", ""
         self._cells = comparison.cells(folder) if comparison.is_comparison(folder) else [folder]
         for cell in self._cells:
-            loop.read_info(cell)  # a folder that is no run is refused here, not in the browser
+            read_run(cell)  # a folder that is not a run is refused here, not in the browser
 
     def version(self) -> str:
         """Another text whenever the page would be another."""
@@ -44,7 +44,7 @@ class Page:
         with self._lock:
             version = self.version()
             if version != self._made:
-                self._html = render(build(read_studies([self._folder])), version=version)
+                self._html = render(build_sections(read_groups([self._folder])), version=version)
                 self._made = version
             return self._html
 

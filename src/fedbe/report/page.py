@@ -13,10 +13,10 @@ from importlib import resources
 from string import Template
 
 from fedbe.report import colours
-from fedbe.report.chart import Chart, Section, Table
+from fedbe.report.chart import Chart, ReportSection, Table
 
 
-def render(sections: Sequence[Section], notes: Sequence[str] = (), version: str = "") -> str:
+def render(sections: Sequence[ReportSection], notes: Sequence[str] = (), version: str = "") -> str:
     """The page; `version` is set when it is served and asks for a newer one now and then."""
     script, style = _template("page.js"), _template("page.css").replace("/*colours*/", colours.css())
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -49,14 +49,14 @@ def _template(name: str) -> str:
     return (resources.files("fedbe.report") / "templates" / name).read_text(encoding="utf-8")
 
 
-def _title(sections: Sequence[Section]) -> str:
+def _title(sections: Sequence[ReportSection]) -> str:
     return sections[0].title if len(sections) == 1 else f"{len(sections)} studies"
 
 
 SWATCH = '<span class="swatch" aria-hidden="true"></span>'  # coloured by the script
 
 
-def _switches(sections: Sequence[Section]) -> str:
+def _switches(sections: Sequence[ReportSection]) -> str:
     """A button for each method of the page."""
     methods = {name: title for s in sections for name, title in s.methods}
     buttons = [
@@ -67,14 +67,14 @@ def _switches(sections: Sequence[Section]) -> str:
     return "".join(buttons) if len(buttons) > 1 else ""
 
 
-def _contents(sections: Sequence[Section]) -> str:
+def _contents(sections: Sequence[ReportSection]) -> str:
     if len(sections) < 2:
         return ""
     links = (f'<li><a href="#{s.id}">{escape(s.title)}</a> <span>{escape(s.finding)}</span></li>' for s in sections)
     return f'<nav aria-label="Studies"><ol class="contents">{"".join(links)}</ol></nav>'
 
 
-def _section(section: Section) -> str:
+def _section(section: ReportSection) -> str:
     charts = "\n".join(_figure(section, chart) for chart in section.charts)
     about = "".join(f"<p>{escape(line)}</p>" for line in section.about)
     return (
@@ -98,12 +98,12 @@ PAIRED_NOTE = (
 )
 
 
-def _results(section: Section) -> str:
+def _results(section: ReportSection) -> str:
     keys = [f' data-method="{escape(name)}"' for name, _ in section.methods]
     return _html_table(section.results, "Results", keys, SWATCH)
 
 
-def _figure(section: Section, chart: Chart) -> str:
+def _figure(section: ReportSection, chart: Chart) -> str:
     name = f"{section.id}-{chart.id}"
     note = f'<p class="missing">{escape(chart.note)}</p>' if chart.note else ""
     return (
@@ -132,7 +132,7 @@ def _paragraphs(lines: Sequence[str], style: str) -> str:
     return "".join(f'<p class="{style}">{escape(line)}</p>' for line in lines)
 
 
-def _data(sections: Sequence[Section]) -> str:
+def _data(sections: Sequence[ReportSection]) -> str:
     """The charts as JSON that no text in it can end: < and & are written as escapes."""
     drawings = {f"{s.id}-{c.id}": c.drawing() for s in sections for c in s.charts}
     variables = {name: colours.variable(name) for s in sections for name, _ in s.methods}

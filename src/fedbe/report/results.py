@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from statistics import mean
 
-from fedbe.analysis.runs import Study, Trial
+from fedbe.analysis.runs import Run, RunGroup
 from fedbe.experiment import comparison
 from fedbe.report.chart import Table
 
@@ -17,22 +17,22 @@ class Result:
     finals: dict[int, float]
     row: comparison.Row | None
     paired: int
-    unfinished: tuple[Trial, ...]
+    unfinished: tuple[Run, ...]
 
 
-def results(study: Study) -> list[Result]:
+def results(group: RunGroup) -> list[Result]:
     """Finished runs only: an accuracy in the middle of a run is not a result."""
-    finals = {m: _finals(study.of(m)) for m in study.methods}
+    finals = {m: _finals(group.of(m)) for m in group.methods}
     base = next(iter(finals))
     found = []
-    for method, title in study.methods.items():
+    for method, title in group.methods.items():
         own = finals[method]
         shared = [s for s in own if s in finals[base]] if method != base else []
         row = comparison.row(method, tuple(own.values()), None) if own else None
         if shared:
             paired = comparison.row(method, tuple(own[s] for s in shared), tuple(finals[base][s] for s in shared))
             row = comparison.Row(method, tuple(own.values()), paired.difference, paired.spread, paired.chance)
-        late = tuple(t for t in study.of(method) if not t.finished)
+        late = tuple(t for t in group.of(method) if not t.finished)
         found.append(Result(title, method, own, row, len(shared), late))
     return found
 
@@ -53,8 +53,8 @@ def _mean(result: Result, seeds: list[int]) -> float:
     return mean(result.finals[seed] for seed in seeds)
 
 
-def table(study: Study) -> Table:
-    found = results(study)
+def table(group: RunGroup) -> Table:
+    found = results(group)
     first = best(found)
     columns: tuple[str, ...] = (
         "Method",
@@ -90,11 +90,11 @@ def _cells(result: Result) -> tuple[str, ...]:
     )
 
 
-def finding(study: Study) -> tuple[str, str]:
+def finding(group: RunGroup) -> tuple[str, str]:
     """What the runs say, in a headline, and how sure that is."""
-    found = results(study)
-    if study.unfinished:
-        return f"Unfinished: {_progress(study)}", "What is shown may still change; fedbe resume goes on with it."
+    found = results(group)
+    if group.unfinished:
+        return f"Unfinished: {_progress(group)}", "What is shown may still change; fedbe resume goes on with it."
     top = best(found)
     if top is None or top.row is None:
         return "No seed was run with all methods", "Their means are over different seeds, so none is called the best."
@@ -114,12 +114,12 @@ def finding(study: Study) -> tuple[str, str]:
     return headline, "The methods do not all have the same seeds: only what all have is compared."
 
 
-def _progress(study: Study) -> str:
-    late = study.unfinished
-    if len(late) == 1 and len(study.trials) == 1:
+def _progress(group: RunGroup) -> str:
+    late = group.unfinished
+    if len(late) == 1 and len(group.runs) == 1:
         return f"{late[0].title} has played {len(late[0].records)} of {late[0].rounds} rounds"
-    return f"{len(study.trials) - len(late)} of {len(study.trials)} runs have ended"
+    return f"{len(group.runs) - len(late)} of {len(group.runs)} runs have ended"
 
 
-def _finals(trials: list[Trial]) -> dict[int, float]:
-    return {t.info.seed: 100 * float(t.info.final["accuracy"]) for t in trials if t.info.final is not None}
+def _finals(runs: list[Run]) -> dict[int, float]:
+    return {t.info.seed: 100 * float(t.info.final["accuracy"]) for t in runs if t.info.final is not None}

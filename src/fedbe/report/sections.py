@@ -4,14 +4,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedbe.analysis.runs import Study, seeds_of
+from fedbe.analysis.runs import RunGroup, seeds_of
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import available_recipes, dump_recipe, load_recipe
-from fedbe.report import clients, costs, curves, results, simplex
-from fedbe.report.chart import Chart, Section
+from fedbe.report import costs, curves, results
+from fedbe.report.analysis_charts import has_simplex, simplex_of_group
+from fedbe.report.chart import Chart, ReportSection
+from fedbe.report.split_chart import split_of_group
 
 # A chart that has no data, and the sentence that says so.
-CURVES: tuple[tuple[Callable[[Study], Chart | None], str], ...] = (
+CURVES: tuple[tuple[Callable[[RunGroup], Chart | None], str], ...] = (
     (curves.accuracy, "Accuracy by round is not shown: no round has been measured yet."),
     (
         curves.teachers,
@@ -26,30 +28,30 @@ CURVES: tuple[tuple[Callable[[Study], Chart | None], str], ...] = (
 )
 
 
-def build(studies: Sequence[Study], *, own: bool = False) -> list[Section]:
+def build_sections(groups: Sequence[RunGroup], *, trusted: bool = False) -> list[ReportSection]:
     """A section for each study; ids tell charts of several studies apart. `own`: they were played here, just now."""
-    return [_section(study, f"s{i}", own) for i, study in enumerate(studies)]
+    return [_section(group, f"s{i}", trusted) for i, group in enumerate(groups)]
 
 
-def _section(study: Study, prefix: str, own: bool) -> Section:
+def _section(group: RunGroup, prefix: str, trusted: bool) -> ReportSection:
     charts: list[Chart] = []
-    missing = list(study.notes)
+    missing = list(group.notes)
     for make, absent in CURVES:
-        _keep(make(study) or absent, charts, missing)
-    _keep(clients.split(study, own=own), charts, missing)
-    if simplex.applies(study):
-        _keep(simplex.triangle(study), charts, missing)
-    _keep(costs.memory(study) or "Memory by phase is not shown: these runs did not record it.", charts, missing)
-    finding, deck = results.finding(study)
-    return Section(
-        id=f"{prefix}-{re.sub('[^a-z0-9]+', '-', study.name.lower())}",
-        title=study.name,
+        _keep(make(group) or absent, charts, missing)
+    _keep(split_of_group(group, trusted=trusted), charts, missing)
+    if has_simplex(group):
+        _keep(simplex_of_group(group), charts, missing)
+    _keep(costs.memory(group) or "Memory by phase is not shown: these runs did not record it.", charts, missing)
+    finding, deck = results.finding(group)
+    return ReportSection(
+        id=f"{prefix}-{re.sub('[^a-z0-9]+', '-', group.name.lower())}",
+        title=group.name,
         finding=finding,
         deck=deck,
-        about=_about(study),
-        results=results.table(study),
+        about=_about(group),
+        results=results.table(group),
         charts=tuple(charts),
-        methods=tuple(study.methods.items()),
+        methods=tuple(group.methods.items()),
         missing=tuple(missing),
     )
 
@@ -80,19 +82,19 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in ("method", "summary")}
 
 
-def _about(study: Study) -> tuple[str, ...]:
+def _about(group: RunGroup) -> tuple[str, ...]:
     """What ran, so that a number can be traced: recipe, seeds, precision, versions, machine."""
-    recipe, infos = study.recipe, [t.info for t in study.trials]
+    recipe, infos = group.recipe, [t.info for t in group.runs]
 
     def made(what: str) -> str:
         told = ", ".join(sorted({i.made_with.get(what, "unknown") for i in infos}))
         return re.sub(r"\b([0-9a-f]{10})[0-9a-f]{30}\b", r"\1", told)  # ten digits of a commit tell it apart
 
-    late = [f"{t.title}, seed {t.info.seed}: {len(t.records)} of {t.rounds} rounds" for t in study.unfinished]
+    late = [f"{t.title}, seed {t.info.seed}: {len(t.records)} of {t.rounds} rounds" for t in group.unfinished]
     facts = [
         f"Recipe {recipe.name}{_told(recipe)}.",
         f"{recipe.data.source}, {recipe.split.kind} split, {recipe.split.clients} clients, {recipe.model.name}, "
-        f"{recipe.training.rounds} rounds; variant {recipe.variant}; {seeds_of(study.trials)}; {infos[0].precision}.",
+        f"{recipe.training.rounds} rounds; variant {recipe.variant}; {seeds_of(group.runs)}; {infos[0].precision}.",
         f"fedbe {made('fedbe')}, commit {made('commit')}, torch {made('torch')}; {made('machine')}.",
     ]
     if late:

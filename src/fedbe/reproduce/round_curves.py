@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from fedbe.analysis.runs import Trial, over_seeds, read_trial
-from fedbe.experiment.round import Record
+from fedbe.analysis.runs import Record, Run, over_seeds, read_run
 from fedbe.report.chart import Chart, Panel, Series
 from fedbe.report.colours import LIGHT_DARK
 from fedbe.report.curves import points_table, shown, uneven
@@ -25,10 +24,10 @@ def by_round(study: Study, scale: Scale, places: Sequence[Place]) -> Chart | Non
     axis = study.order.index(study.rows[-1])
     colours = _colours(tuple(study.axes[study.rows[-1]]))
     there = [place for place in places if (place.folder / "run.json").exists()]
-    lines: dict[str, dict[Cell, list[Trial]]] = {}
+    lines: dict[str, dict[Cell, list[Run]]] = {}
     for place in there:
         title = ", ".join(_name(value) for i, value in enumerate(place.cell) if i != axis)
-        if (trial := read_trial(place.folder)).records:
+        if (trial := read_run(place.folder)).records:
             lines.setdefault(title, {}).setdefault(place.cell, []).append(trial)
     shared = {title: _fair(own) for title, own in lines.items()}
     panels: dict[str, list[Series]] = {}
@@ -57,17 +56,17 @@ def by_round(study: Study, scale: Scale, places: Sequence[Place]) -> Chart | Non
     )
 
 
-def _fair(lines: Mapping[Cell, list[Trial]]) -> dict[Cell, list[Trial]]:
+def _fair(lines: Mapping[Cell, list[Run]]) -> dict[Cell, list[Run]]:
     """Only the seeds that all lines have; everything, if they have none in common."""
     common = set.intersection(*({t.info.seed for t in trials} for trials in lines.values()))
     return {cell: [t for t in trials if not common or t.info.seed in common] for cell, trials in lines.items()}
 
 
-def _all(panels: Mapping[str, Mapping[Cell, list[Trial]]]) -> list[Trial]:
+def _all(panels: Mapping[str, Mapping[Cell, list[Run]]]) -> list[Run]:
     return [trial for lines in panels.values() for trials in lines.values() for trial in trials]
 
 
-def _left_out(lines: Mapping[str, Mapping[Cell, list[Trial]]], shared: Mapping[str, Mapping[Cell, list[Trial]]]) -> str:
+def _left_out(lines: Mapping[str, Mapping[Cell, list[Run]]], shared: Mapping[str, Mapping[Cell, list[Run]]]) -> str:
     gone = len(_all(lines)) - len(_all(shared))
     return f"Runs of seeds that not all lines have yet are left out ({gone}; see the table)." if gone else ""
 

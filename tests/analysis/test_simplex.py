@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from fedbe.algorithms.ensemble import predict
-from fedbe.analysis.rerun import last_round
-from fedbe.analysis.runs import read_trial
+from fedbe.analysis import simplex
+from fedbe.analysis.rerun import rerun_last_round
+from fedbe.analysis.runs import read_run
 from fedbe.experiment import loop
 from fedbe.experiment.callbacks import Nobody
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.recipe_files import load_recipe
-from fedbe.report import build, read_studies, simplex
+from fedbe.report import build_sections, read_groups
 from fedbe.report.chart import Chart
 
 
@@ -26,7 +27,7 @@ def swissroll(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def chart_of(folder: Path) -> tuple[Chart | None, tuple[str, ...]]:
-    (section,) = build(read_studies([folder]))
+    (section,) = build_sections(read_groups([folder]))
     return next((c for c in section.charts if c.id == "triangle"), None), section.missing
 
 
@@ -64,11 +65,11 @@ def test_the_star_is_the_best_sample(swissroll: Path) -> None:
 
 def test_ten_that_vote_are_judged_by_their_mean_probabilities(swissroll: Path) -> None:
     """Eleven models: the vote of the first ten, and that of the last alone, count half each."""
-    replayed = last_round(read_trial(swissroll))
-    states = [u.state for u in replayed.round.updates] * 3 + [replayed.draft.state] * 2
-    judged = simplex.judge(replayed, states)
-    test, labels = replayed.sim.federation.test, replayed.sim.federation.test_labels
-    each = [predict(replayed.sim.runner, s, test) for s in states]
+    rerun = rerun_last_round(read_run(swissroll))
+    states = [u.state for u in rerun.round.updates] * 3 + [rerun.draft.state] * 2
+    judged = simplex.judge(rerun, states)
+    test, labels = rerun.sim.federation.test, rerun.sim.federation.test_labels
+    each = [predict(rerun.sim.runner, s, test) for s in states]
     ten = float((sum(each[:10]).argmax(1) == labels).double().mean())
     alone = float((each[10].argmax(1) == labels).double().mean())
     assert judged.vote == pytest.approx(50 * (ten + alone))
@@ -76,9 +77,9 @@ def test_ten_that_vote_are_judged_by_their_mean_probabilities(swissroll: Path) -
 
 
 def test_a_pool_replays_the_same_clients(swissroll: Path) -> None:
-    here = last_round(read_trial(swissroll))
+    here = rerun_last_round(read_run(swissroll))
     with ProcessPool(1) as pool:
-        there = last_round(read_trial(swissroll), pool)
+        there = rerun_last_round(read_run(swissroll), pool)
     for a, b in zip(here.round.updates, there.round.updates, strict=True):
         assert a.state.params.equal(b.state.params)
 
