@@ -59,7 +59,7 @@ class Scene:
 
     def members(self, count: int) -> Iterator[Member]:
         """Samples, each drawn when it is asked for."""
-        drawn = Gaussian.fit(self.updates).sample(count, generator(0, role="bench-samples"))
+        drawn = Gaussian.fit(self.updates).sample_states(count, generator(0, role="bench-samples"))
         return (Member(str(i), state) for i, state in enumerate(drawn))
 
 
@@ -89,7 +89,7 @@ def posterior(scene: Scene) -> Table:
         f"copy {CLIENTS} models": copy,
         f"mean of {CLIENTS} models": lambda: weighted_mean([(u.state, u.num_examples) for u in scene.updates]),
         f"fit the Gaussian to {CLIENTS} models": lambda: Gaussian.fit(scene.updates),
-        f"draw {SAMPLES} models": lambda: list(fitted.sample(SAMPLES, draw)),
+        f"draw {SAMPLES} models": lambda: list(fitted.sample_states(SAMPLES, draw)),
         f"bare randn for {SAMPLES} models": lambda: [torch.randn_like(fitted.std) for _ in range(SAMPLES)],
     }
     table = Table("posterior of ResNet-20", "milliseconds", title_justify="left")

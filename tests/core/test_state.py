@@ -323,7 +323,7 @@ class _WithExtraState(nn.Linear):
         (_complex, "complex 'w'"),
         (_integer, "integer parameter 'w'"),
         (_float8, "float8_e5m2; supported are float16, bfloat16, float32, float64"),
-        (lambda: _WithExtraState(2, 2), "not a tensor in its state: '_extra_state'"),
+        (lambda: _WithExtraState(2, 2), "not a tensor: '_extra_state'"),
     ],
 )
 def test_modules_that_cannot_be_combined(make, message):

@@ -55,7 +55,7 @@ def _accuracies(seed):
         return float((probabilities.argmax(1) == test.labels).double().mean())
 
     fitted, ask = Dirichlet.fit(updates, alpha=0.5), local_predictor(runner, inputs)
-    drawn = fitted.sample(ENSEMBLES * SAMPLES, generator(seed, ROUNDS, "posterior"))
+    drawn = fitted.sample_states(ENSEMBLES * SAMPLES, generator(seed, ROUNDS, "posterior"))
     voted = [
         accuracy(vote([Member(f"sample {i}", next(drawn)) for i in range(SAMPLES)], ask).probabilities)
         for _ in range(ENSEMBLES)

@@ -40,12 +40,12 @@ def test_the_mean_is_the_average_for_one_alpha(fitted):
     # (10 A + 20 B + 40 C)/70, whatever the one alpha is
     expected = torch.tensor([110.0, 60, 170, 800]) / 70
     for alpha in (0.1, 1.0, 7.0):
-        torch.testing.assert_close(fitted(alpha).mean.params, expected)
+        torch.testing.assert_close(fitted(alpha).mean_state.params, expected)
 
 
 def test_alpha_for_each_client_is_matched_by_id(fitted):
     # γ = (1, 3, 6)/10; γ n ∝ (10, 60, 240), sum 310
-    model = fitted({"c": 6.0, "a": 1.0, "b": 3.0}).mean
+    model = fitted({"c": 6.0, "a": 1.0, "b": 3.0}).mean_state
     expected = torch.tensor([10 + 300.0, 20 + 120, 30 + 420, 40 + 0 + 240 * 19]) / 310
     torch.testing.assert_close(model.params, expected)
 
@@ -53,13 +53,13 @@ def test_alpha_for_each_client_is_matched_by_id(fitted):
 def test_one_client_is_given_back_exactly(update, rng):
     values = torch.randn(4, generator=rng)
     only = Dirichlet.fit([update(0, values, 3)], alpha=0.5)
-    assert all(torch.equal(s.params, values) for s in (only.mean, *only.sample(3, rng)))
+    assert all(torch.equal(s.params, values) for s in (only.mean_state, *only.sample_states(3, rng)))
 
 
 def test_samples_stay_within_the_clients(fitted, rng):
     low = torch.tensor([A, B, C]).amin(0).reshape(-1)
     high = torch.tensor([A, B, C]).amax(0).reshape(-1)
-    for sample in fitted(0.1).sample(200, rng):
+    for sample in fitted(0.1).sample_states(200, rng):
         assert bool(((sample.params >= low - 1e-5) & (sample.params <= high + 1e-5)).all())
 
 
@@ -90,7 +90,7 @@ DRAWS = 4000
 def _gammas(update, alpha, sizes=(1, 1, 1)) -> np.ndarray:
     """Clients that are the unit vectors, so a sampled model *is* its mixing weights: [DRAWS, 3]."""
     clients = [update(i, torch.eye(3)[i], n) for i, n in enumerate(sizes)]
-    drawn = Dirichlet.fit(clients, alpha=alpha).sample(DRAWS, torch.Generator().manual_seed(0))
+    drawn = Dirichlet.fit(clients, alpha=alpha).sample_states(DRAWS, torch.Generator().manual_seed(0))
     return torch.stack([s.params for s in drawn]).double().numpy()
 
 

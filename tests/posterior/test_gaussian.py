@@ -5,23 +5,24 @@ import torch
 from torch import nn
 
 from fedbe import Gaussian, Layout, ModelState, Moments
+from fedbe.core.updates import Update
 from fedbe.errors import SettingError
-from fedbe.posterior import DirectionGaussian, DirectionMoments
+from fedbe.posterior import DirectionGaussian
 
 A, B = [[1.0, 2.0], [3.0, 4.0]], [[5.0, 2.0], [7.0, 0.0]]
 
 
 class TestPaper:
     def test_mean_and_std_by_hand(self, update):
-        # n = 1 and 3: mean [4 2; 6 1], variance [3 0; 3 3] (worked out in test_states)
+        # n = 1 and 3: mean [4 2; 6 1], variance [3 0; 3 3] (worked out in tests/core/test_moments.py)
         fitted = Gaussian.fit([update(0, A, 1), update(1, B, 3)])
-        assert fitted.mean.params.tolist() == [4, 2, 6, 1]
+        assert fitted.mean_state.params.tolist() == [4, 2, 6, 1]
         torch.testing.assert_close(fitted.std, torch.tensor([3.0, 0, 3, 3]).sqrt())
 
     @pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
     def test_a_sample_is_mean_plus_scale_times_std_times_noise(self, update, scale):
         fitted = Gaussian.fit([update(0, A, 1), update(1, B, 3)], scale=scale)
-        (sample,) = fitted.sample(1, torch.Generator().manual_seed(1))
+        (sample,) = fitted.sample_states(1, torch.Generator().manual_seed(1))
         noise = torch.randn(4, generator=torch.Generator().manual_seed(1))
         expected = torch.tensor([4.0, 2, 6, 1]) + scale * math.sqrt(3) * torch.tensor([1.0, 0, 1, 1]) * noise
         torch.testing.assert_close(sample.params, expected)
@@ -29,35 +30,35 @@ class TestPaper:
 
     def test_scale_zero_is_the_mean(self, update, rng):
         fitted = Gaussian.fit([update(0, A, 1), update(1, B, 3)], scale=0.0)
-        assert all(torch.equal(s.params, fitted.mean.params) for s in fitted.sample(3, rng))
+        assert all(torch.equal(s.params, fitted.mean_state.params) for s in fitted.sample_states(3, rng))
 
     @pytest.mark.parametrize("clients", [1, 4])
     def test_clients_that_agree_leave_nothing_to_sample(self, update, rng, clients):
         values = torch.randn(4, generator=rng) * 100
         fitted = Gaussian.fit([update(i, values, 1 + i) for i in range(clients)])
         assert not fitted.std.any()
-        assert all(torch.equal(s.params, values) for s in fitted.sample(3, rng))
+        assert all(torch.equal(s.params, values) for s in fitted.sample_states(3, rng))
 
     def test_buffers_are_the_mean_s_unless_sampled(self, state, rng):
         moments = Moments(variance=True)
         moments.add(state(A, [1.0, 1.0]), 1)
         moments.add(state(B, [3.0, 1.0]), 1)
-        plain = next(iter(Gaussian.of(moments).sample(1, rng)))
+        plain = next(iter(Gaussian.from_moments(moments).sample_states(1, rng)))
         assert plain.buffers.tolist() == [2, 1]
-        drawn = next(iter(Gaussian.of(moments, sample_buffers=True).sample(1, rng)))
+        drawn = next(iter(Gaussian.from_moments(moments, sample_buffers=True).sample_states(1, rng)))
         assert drawn.buffers[0] != 2
         assert drawn.buffers[1] == 1
 
     def test_it_does_not_move_when_its_moments_go_on(self, state):
         moments = Moments(variance=True)
         moments.add(state(A), 1)
-        fitted = Gaussian.of(moments)
+        fitted = Gaussian.from_moments(moments)
         moments.add(state(B), 3)
-        assert fitted.mean.params.tolist() == [1, 2, 3, 4]
+        assert fitted.mean_state.params.tolist() == [1, 2, 3, 4]
 
     def test_samples_are_drawn_one_at_a_time(self, update, rng):
         fitted = Gaussian.fit([update(0, A), update(1, B)])
-        endless = fitted.sample(10**9, rng)
+        endless = fitted.sample_states(10**9, rng)
         first, second = next(endless), next(endless)
         assert not torch.equal(first.params, second.params)
 
@@ -68,11 +69,8 @@ class TestPaper:
 
 
 def _released(module: nn.Module, last: ModelState, states: list[ModelState], **settings: object) -> DirectionGaussian:
-    layout = Layout(module)
-    stream = DirectionMoments(last, layout.params, layout.buffers)
-    for one in states:
-        stream.add(one)
-    return DirectionGaussian.of(stream, **settings)
+    updates = [Update(i, state, 1.0, {}) for i, state in enumerate(states)]
+    return DirectionGaussian.fit(updates, last, layout=Layout(module), **settings)
 
 
 class TestReleased:
@@ -86,15 +84,15 @@ class TestReleased:
 
     def test_by_hand(self, state):
         fitted = _released(nn.Linear(2, 1), state(self.LAST), [state(self.ONE), state(self.TWO)])
-        torch.testing.assert_close(fitted.mean.params, torch.tensor([3.25, 0.25, 0.5]))
-        (sample,) = fitted.sample(1, torch.Generator().manual_seed(2))
+        torch.testing.assert_close(fitted.mean_state.params, torch.tensor([3.25, 0.25, 0.5]))
+        (sample,) = fitted.sample_states(1, torch.Generator().manual_seed(2))
         noise = torch.randn(3, generator=torch.Generator().manual_seed(2))
-        torch.testing.assert_close(sample.params, fitted.mean.params + torch.tensor([0.225, 0.675, 0.05]) * noise)
+        torch.testing.assert_close(sample.params, fitted.mean_state.params + torch.tensor([0.225, 0.675, 0.05]) * noise)
 
     def test_scale_multiplies_the_noise(self, state):
         states = [state(self.ONE), state(self.TWO)]
         once, twice = (
-            next(_released(nn.Linear(2, 1), state(self.LAST), states, scale=s).sample(1, torch.Generator()))
+            next(_released(nn.Linear(2, 1), state(self.LAST), states, scale=s).sample_states(1, torch.Generator()))
             for s in (1.0, 2.0)
         )
         mean = torch.tensor([3.25, 0.25, 0.5])
@@ -103,8 +101,8 @@ class TestReleased:
     def test_the_variance_has_a_floor(self, state):
         # Equal clients: variance 0, so std = √1e-5; lengths 5 and 2: noise 0.1 · length · √1e-5
         fitted = _released(nn.Linear(2, 1), state(self.LAST), [state(self.ONE)] * 3)
-        torch.testing.assert_close(fitted.mean.params, torch.tensor(self.ONE))
-        (sample,) = fitted.sample(1, torch.Generator().manual_seed(2))
+        torch.testing.assert_close(fitted.mean_state.params, torch.tensor(self.ONE))
+        (sample,) = fitted.sample_states(1, torch.Generator().manual_seed(2))
         noise = torch.randn(3, generator=torch.Generator().manual_seed(2))
         expected = torch.tensor(self.ONE) + 0.1 * math.sqrt(1e-5) * torch.tensor([5.0, 5.0, 2.0]) * noise
         torch.testing.assert_close(sample.params, expected)
@@ -117,9 +115,11 @@ class TestReleased:
         # running_mean changes by (3 4) and (0 −10), as the weight above; running_var by (0 0) in both
         last = state([0.0], [1.0, 1.0, 1.0, 1.0])
         clients = [state([0.0], [4.0, 5.0, 1.0, 1.0]), state([0.0], [1.0, -9.0, 1.0, 1.0])]
-        kept = next(_released(module, last, clients).sample(1, torch.Generator()))
+        kept = next(_released(module, last, clients).sample_states(1, torch.Generator()))
         torch.testing.assert_close(kept.buffers, torch.tensor([3.25, 0.25, 1.0, 1.0]))
-        drawn = next(_released(module, last, clients, sample_buffers=True).sample(1, torch.Generator().manual_seed(2)))
+        drawn = next(
+            _released(module, last, clients, sample_buffers=True).sample_states(1, torch.Generator().manual_seed(2))
+        )
         draw = torch.Generator().manual_seed(2)
         torch.randn(1, generator=draw)  # the parameter's noise comes first
         noise = torch.randn(4, generator=draw) * torch.tensor([0.225, 0.675, 0.0, 0.0])
@@ -127,7 +127,7 @@ class TestReleased:
 
     def test_the_last_model_and_the_clients_are_not_changed(self, state, rng):
         last, one = state(self.LAST), state(self.ONE)
-        list(_released(nn.Linear(2, 1), last, [one, state(self.TWO)]).sample(2, rng))
+        list(_released(nn.Linear(2, 1), last, [one, state(self.TWO)]).sample_states(2, rng))
         assert last.params.tolist() == self.LAST
         assert one.params.tolist() == self.ONE
 
@@ -144,8 +144,8 @@ class TestStatistics:
         fitted = Gaussian.fit(
             [update(0, [0.0, 1, -4, 9], 1), update(1, [2.0, 1.5, 0, 9], 2), update(2, [-1.0, 0, 8, 9], 5)], scale=scale
         )
-        samples = torch.stack([s.params for s in fitted.sample(self.DRAWS, torch.Generator().manual_seed(0))])
-        return fitted, (samples - fitted.mean.params).double()
+        samples = torch.stack([s.params for s in fitted.sample_states(self.DRAWS, torch.Generator().manual_seed(0))])
+        return fitted, (samples - fitted.mean_state.params).double()
 
     def test_moments(self, draws, scale):
         fitted, away = draws

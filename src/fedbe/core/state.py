@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedbe.errors import ModelError, StateError
+from fedbe.errors import FedBEError, ModelError, StateError
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+UNSUPPORTED_INTEGERS = (torch.uint16, torch.uint32, torch.uint64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,21 +70,44 @@ def _slots(tensors: Mapping[str, Tensor]) -> tuple[Slot, ...]:
 
 
 class Layout:
-    """Which tensor of a module lies where. `Layout(module).pack(module.state_dict())` is its ModelState.
+    """Which tensor of a model lies where in a flat vector.
 
-    >>> layout = Layout(nn.Linear(2, 1))
-    >>> state = layout.pack({"weight": torch.tensor([[1.0, 2.0]]), "bias": torch.tensor([3.0])})
-    >>> state.params
-    tensor([1., 2., 3.])
-    >>> layout.unpack(state)["weight"]
-    tensor([[1., 2.]])
+    Args:
+        source: A module, or a plain `state_dict`. A `state_dict` does not tell parameters from buffers, so all of its
+            floating-point tensors count as parameters, and tied weights count as separate ones.
+
+    Attributes:
+        keys: The names of the `state_dict`, in its order.
+        params: The slots of the parameters, tied ones once.
+        buffers: The slots of the floating-point buffers.
+        counters: Shape and dtype of the integer and boolean buffers, by name.
+        aliases: The name of the tied tensor that a further name stands for.
+        dtype: The working dtype: float64 if any tensor has it, otherwise float32.
+        device: The device of all tensors.
+
+    Raises:
+        ModelError: The module cannot be represented: complex, lazy or meta tensors, no parameters, several devices.
+        StateError: The same for a `state_dict`.
+
+    Example:
+        >>> layout = Layout(nn.Linear(2, 1))
+        >>> state = layout.pack({"weight": torch.tensor([[1.0, 2.0]]), "bias": torch.tensor([3.0])})
+        >>> state.params
+        tensor([1., 2., 3.])
+        >>> layout.unpack(state)["weight"]
+        tensor([[1., 2.]])
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        params = dict(module.named_parameters())
-        entries = module.state_dict(keep_vars=True)
-        _check_supported(entries)
-        # named_parameters() lists a tied weight once; state_dict() lists it under each of its names, and so the
+    def __init__(self, source: nn.Module | Mapping[str, Tensor]) -> None:
+        if isinstance(source, nn.Module):
+            params: dict[str, Tensor] = dict(source.named_parameters())
+            entries: dict[str, Tensor] = source.state_dict(keep_vars=True)
+            _check_supported(entries, params, "`model`", ModelError)
+        else:
+            entries = dict(source)
+            params = {n: t for n, t in entries.items() if isinstance(t, Tensor) and t.is_floating_point()}
+            _check_supported(entries, params, "the state", StateError)
+        # named_parameters() lists a tied weight once. state_dict() lists it under each of its names, and also the
         # buffers of a layer that is used twice.
         canonical: dict[int, str] = {}
         for name, tensor in (*params.items(), *entries.items()):
@@ -94,9 +118,9 @@ class Layout:
         self.params = _slots(params)
         self.buffers = _slots({n: t for n, t in rest.items() if t.is_floating_point()})
         self.counters = {n: (t.shape, t.dtype) for n, t in rest.items() if not t.is_floating_point()}
-        self.device = _only_device(entries)
-        double = any(t.dtype == torch.float64 for t in entries.values())
-        self.dtype = torch.float64 if double else torch.float32
+        self.device = next(iter(entries.values())).device
+        is_double = any(t.dtype == torch.float64 for t in entries.values())
+        self.dtype = torch.float64 if is_double else torch.float32
 
     @property
     def size(self) -> int:
@@ -116,6 +140,13 @@ class Layout:
         for name, source in self.aliases.items():
             _check_tied(named, name, source, what)
         return ModelState(params, buffers, counters)
+
+    def packed(self, state: ModelState | Mapping[str, Tensor], what: str = "the state") -> ModelState:
+        """A packed state as it is, after a check; a `state_dict` packed."""
+        if not isinstance(state, ModelState):
+            return self.pack(state, what)
+        self.check(state, what)
+        return state
 
     def check(self, state: ModelState, what: str = "the state") -> None:
         """Does a packed state fit this layout?"""
@@ -210,34 +241,40 @@ def _check_dense(tensor: object, what: str, shape: torch.Size) -> Tensor:
     return tensor
 
 
-def _check_supported(entries: Mapping[str, Tensor]) -> None:
-    for name, tensor in entries.items():
-        if not isinstance(tensor, Tensor):
-            raise ModelError(f"`model` keeps something that is not a tensor in its state: '{name}'")
-        if is_lazy(tensor):
-            raise ModelError(f"`model` has the uninitialised lazy '{name}': run one batch through it first")
-        if tensor.is_floating_point() and tensor.dtype not in FLOATS:
-            raise ModelError(f"`model` has '{name}' in {tensor.dtype}; supported are {_dtype_names()}")
-        if tensor.is_complex():
-            raise ModelError(f"`model` has the complex '{name}'; only real parameters can be averaged here")
-        if name.rsplit(".", 1)[-1] == "_extra_state":
-            raise ModelError(f"`model` keeps an extra state, '{name}', which cannot be averaged: move it into buffers")
-        if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
-            raise ModelError(f"`model` has '{name}' in {tensor.dtype}, in which torch cannot compute: take int64")
-        if isinstance(tensor, nn.Parameter) and not tensor.is_floating_point():
-            raise ModelError(f"`model` has the integer parameter '{name}': make it a buffer")
-    if not any(isinstance(t, nn.Parameter) for t in entries.values()):
-        raise ModelError("`model` has no parameters, so there is nothing to combine")
-
-
-def _dtype_names() -> str:
-    return ", ".join(str(d).removeprefix("torch.") for d in FLOATS)
-
-
-def _only_device(entries: Mapping[str, Tensor]) -> torch.device:
-    devices = sorted({str(t.device) for t in entries.values()})
+def _check_supported(
+    entries: Mapping[str, object], params: Mapping[str, Tensor], what: str, error: type[FedBEError]
+) -> None:
+    for name, entry in entries.items():
+        if (problem := _problem(name, entry)) is not None:
+            raise error(f"{what} has {problem}")
+    if not params:
+        raise error(f"{what} has no parameters, so there is nothing to combine")
+    devices = sorted({str(t.device) for t in entries.values() if isinstance(t, Tensor)})
     if len(devices) > 1:
-        raise ModelError(f"`model` must live on one device, got {', '.join(devices)}")
+        raise error(f"{what} must be on one device, got {', '.join(devices)}")
     if devices == ["meta"]:
-        raise ModelError("`model` is on the meta device and has no numbers: create it on a real device")
-    return torch.device(devices[0])
+        raise error(f"{what} is on the meta device and has no numbers: create it on a real device")
+
+
+def _problem(name: str, entry: object) -> str | None:
+    """Why an entry of a state cannot be averaged, if it cannot."""
+    if not isinstance(entry, Tensor):
+        return f"an entry that is not a tensor: '{name}'"
+    if is_lazy(entry):
+        return f"the uninitialised lazy '{name}': run one batch through it first"
+    if entry.is_complex():
+        return f"the complex '{name}'; only real parameters can be averaged"
+    if name.rsplit(".", 1)[-1] == "_extra_state":
+        return f"an extra state, '{name}', which cannot be averaged: move it into buffers"
+    return _dtype_problem(name, entry)
+
+
+def _dtype_problem(name: str, tensor: Tensor) -> str | None:
+    if tensor.is_floating_point() and tensor.dtype not in FLOATS:
+        supported = ", ".join(str(d).removeprefix("torch.") for d in FLOATS)
+        return f"'{name}' in {tensor.dtype}; supported are {supported}"
+    if tensor.dtype in UNSUPPORTED_INTEGERS:
+        return f"'{name}' in {tensor.dtype}, in which torch cannot compute: use int64"
+    if isinstance(tensor, nn.Parameter) and not tensor.is_floating_point():
+        return f"the integer parameter '{name}': make it a buffer"
+    return None

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 
 from torch import Tensor
 
 from fedbe.core.state import ModelState
+from fedbe.errors import StateError
 
 ClientId = int | str
+MAX_EXAMPLES = 1e15  # with larger weights their sum could overflow
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,3 +39,18 @@ class Update:
     state: ModelState
     num_examples: float
     extras: Mapping[str, Tensor]
+
+
+def check_num_examples(num_examples: object) -> float:
+    """The number of examples as a weight, or a StateError.
+
+    Example:
+        >>> check_num_examples(100)
+        100.0
+    """
+    is_number = isinstance(num_examples, Real) and not isinstance(num_examples, bool)
+    if not is_number or not num_examples > 0:  # type: ignore[operator]
+        raise StateError(f"`num_examples` must be a number > 0, got {num_examples!r}")
+    if num_examples > MAX_EXAMPLES:  # type: ignore[operator]
+        raise StateError(f"`num_examples` must be at most {MAX_EXAMPLES:g}, got more")
+    return float(num_examples)  # type: ignore[arg-type]

@@ -20,10 +20,10 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from torch import Tensor, nn
 
 from fedbe.algorithms.server.api import RoundInfo, server
-from fedbe.algorithms.server.guard import SetAside, checked_examples, printable
+from fedbe.algorithms.server.guard import SetAside, printable
 from fedbe.core.random import generator
 from fedbe.core.state import ModelState
-from fedbe.core.updates import ClientId
+from fedbe.core.updates import ClientId, check_num_examples
 from fedbe.errors import AggregationError, SettingError, StateError
 from fedbe.experiment.round import RunState
 from fedbe.flower import wire
@@ -193,7 +193,7 @@ class CatalogueStrategy(FlowerFedAvg):
             client = self.nodes.client(sender(message, self._evaluating))
             try:
                 check_worked(message)
-                checked_examples(weight_of(message.content, self.weighted_by_key))
+                check_num_examples(weight_of(message.content, self.weighted_by_key))
             except StateError as error:
                 log(WARNING, "evaluation of client %s is left out: %s", client, printable(str(error)))
             else:

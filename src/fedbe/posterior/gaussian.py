@@ -1,152 +1,114 @@
-"""Diagonal Gaussians over models: Eq. 5 of the paper, and the form of the authors' released program."""
+"""The diagonal Gaussian over models: Eq. 5 of the paper."""
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbe.core.moments import Moments
-from fedbe.core.state import ModelState, Slot
-from fedbe.core.updates import Update
-from fedbe.errors import SettingError
+from fedbe.core.state import Layout, ModelState
+from fedbe.core.updates import ClientUpdate, Update
+from fedbe.posterior.base import Posterior, PosteriorSettings, check_scale, draw_normal, pack_updates
 
 
 @dataclass(frozen=True, eq=False)
-class Gaussian:
-    """N(μ, Σ_diag) with μ = Σ_i (n_i/n) w_i and Σ = Σ_i (n_i/n)(w_i − μ)² (Eq. 5; variant `paper`).
+class Gaussian(Posterior):
+    """N(μ, Σ) with a diagonal Σ (Eq. 5). For clients i with models w_i and n_i of n examples:
 
-    A sample is μ + scale · √Σ ⊙ ε with ε ~ N(0, I); `scale` multiplies the standard deviation, so 0 gives μ.
-    Buffers (BatchNorm's running statistics) are those of the mean; with `sample_buffers` they are drawn
-    like weights, as the released program does, and then it is for `norm.keep_valid` to mend them.
+        μ = Σ_i (n_i/n) w_i;   Σ = Σ_i (n_i/n) (w_i − μ)²
+
+    A sample is μ + scale · √Σ ⊙ ε with ε ~ N(0, I). Where all clients agree, every sample equals the mean.
+
+    Floating-point buffers of a sample (BatchNorm's running statistics) are those of the mean. With `sample_buffers`
+    they are sampled like weights, as the authors' released program does; a running variance can then be negative, and
+    `fedbe.core.normalization.keep_valid` corrects it.
+
+    Args:
+        mu: The mean μ.
+        std: √Σ of the parameters [P].
+        buffer_std: √Σ of the buffers [B].
+        scale: A factor for the standard deviation; 0 gives the mean.
+        sample_buffers: Whether buffers are sampled like weights.
+        layout: The names and shapes of the tensors.
+
+    Example:
+        >>> clients = [
+        ...     ClientUpdate(state={"w": torch.tensor([1.0, 2.0])}, num_examples=1),
+        ...     ClientUpdate(state={"w": torch.tensor([5.0, 2.0])}, num_examples=1),
+        ... ]
+        >>> posterior = Gaussian.fit(clients)
+        >>> posterior.mean
+        {'w': tensor([3., 2.])}
+        >>> posterior.std
+        tensor([2., 0.])
+        >>> [float(model["w"][1]) for model in posterior.sample(3, torch.Generator().manual_seed(0))]
+        [2.0, 2.0, 2.0]
     """
 
-    mean: ModelState
+    mu: ModelState
     std: Tensor
     buffer_std: Tensor
     scale: float = 1.0
     sample_buffers: bool = False
 
     @classmethod
-    def fit(cls, updates: Iterable[Update], *, scale: float = 1.0, sample_buffers: bool = False) -> "Gaussian":
+    def fit(
+        cls,
+        updates: Iterable[ClientUpdate | Update],
+        *,
+        scale: float = 1.0,
+        sample_buffers: bool = False,
+        model: nn.Module | Layout | None = None,
+    ) -> Self:
+        """Fit to the models of several clients, one model at a time.
+
+        Args:
+            updates: The clients' models with their numbers of examples. They are not changed.
+            scale: A factor for the standard deviation; >= 0.
+            sample_buffers: Whether buffers are sampled like weights.
+            model: The module of the states, or its layout. Without it, every floating-point tensor of a `state_dict`
+                counts as a parameter. Needed if the model has BatchNorm or tied weights.
+
+        Raises:
+            SettingError: `scale` is negative or not finite.
+            StateError: There is no update, or the states do not fit each other.
+        """
+        packed, layout = pack_updates(updates, model)
         moments = Moments(variance=True)
-        for update in updates:
+        for update in packed:
             moments.add(update.state, update.num_examples)
-        return cls.of(moments, scale=scale, sample_buffers=sample_buffers)
+        return cls.from_moments(moments, scale=scale, sample_buffers=sample_buffers, layout=layout)
 
     @classmethod
-    def of(cls, moments: Moments, *, scale: float = 1.0, sample_buffers: bool = False) -> "Gaussian":
-        """From moments that were streamed or merged elsewhere."""
+    def from_moments(
+        cls, moments: Moments, *, scale: float = 1.0, sample_buffers: bool = False, layout: Layout | None = None
+    ) -> Self:
+        """Make the Gaussian of moments that were streamed or merged elsewhere; they may grow further."""
         variance, buffer_variance = moments.variance
-        mean = moments.mean.clone()  # the moments may go on to take in more
-        return cls(mean, variance.sqrt(), buffer_variance.sqrt(), check_scale(scale), sample_buffers)
-
-    def sample(self, n: int, generator: torch.Generator) -> Iterator[ModelState]:
-        for _ in range(n):
-            params = _draw(self.mean.params, self.std, self.scale, generator)
-            buffers = self.mean.buffers
-            if self.sample_buffers:
-                buffers = _draw(buffers, self.buffer_std, self.scale, generator)
-            yield ModelState(params, buffers, self.mean.counters)
-
-
-class DirectionMoments:
-    """The stream behind the variant `released`, tensor by tensor (l): each client's change is scaled to length 1.
-
-        g_i = w_i − w_last;   r_i = ‖g_i‖;   u_i = g_i / r_i   (0 where g_i is 0)
-
-    It keeps the unweighted mean and variance of u_i and the mean of r_i: two models' worth of memory and one
-    number a tensor. Buffers follow the same formula.
-    """
-
-    def __init__(self, last: ModelState, slots: Sequence[Slot], buffer_slots: Sequence[Slot]) -> None:
-        self.last = last
-        self._slots = (tuple(slots), tuple(buffer_slots))
-        self._moments = Moments(variance=True)
-        self._lengths: list[Tensor] = [torch.zeros(len(s), dtype=last.params.dtype) for s in self._slots]
-
-    def add(self, state: ModelState) -> None:
-        self._moments.add(
-            ModelState(
-                self._unit(state.params - self.last.params, 0),
-                self._unit(state.buffers - self.last.buffers, 1),
-                state.counters,
-            ),
-            1.0,
-        )
-
-    def _unit(self, change: Tensor, kind: int) -> Tensor:
-        for i, slot in enumerate(self._slots[kind]):
-            part = change[slot.start : slot.stop]
-            length = part.norm()
-            self._lengths[kind][i] += length.cpu()
-            if length > 0:
-                part.div_(length)
-        return change
-
-    def moments(self) -> Moments:
-        return self._moments
-
-    def lengths(self, kind: int) -> Tensor:
-        """The mean length of each tensor's change, spread over its elements."""
-        mean = self._lengths[kind] / self._moments.weight
-        sizes = torch.tensor([s.stop - s.start for s in self._slots[kind]], dtype=torch.long)
-        return mean.repeat_interleave(sizes).to(self.last.params.device)
-
-
-@dataclass(frozen=True, eq=False)
-class DirectionGaussian:
-    """The authors' released form: a sample is w_last + r̄ · (ū + 0.1 · scale · σ ⊙ ε), tensor by tensor.
-
-    ū and σ² are the unweighted mean and variance (not below 1e-5) of the clients' unit directions and r̄ is the
-    mean length of their changes (see `DirectionMoments`).
-    """
-
-    last: ModelState
-    direction: ModelState
-    std: Tensor
-    buffer_std: Tensor
-    length: Tensor
-    buffer_length: Tensor
-    scale: float = 1.0
-    sample_buffers: bool = False
-
-    NOISE = 0.1
-    SMALLEST_VARIANCE = 1e-5
+        mean = moments.mean.clone()
+        return cls(mean, variance.sqrt(), buffer_variance.sqrt(), check_scale(scale), sample_buffers, layout=layout)
 
     @classmethod
-    def of(cls, stream: DirectionMoments, *, scale: float = 1.0, sample_buffers: bool = False) -> "DirectionGaussian":
-        moments = stream.moments()
-        std, buffer_std = (v.clamp(min=cls.SMALLEST_VARIANCE).sqrt_() for v in moments.variance)
-        length, buffer_length = stream.lengths(0), stream.lengths(1)
-        return cls(
-            stream.last, moments.mean, std, buffer_std, length, buffer_length, check_scale(scale), sample_buffers
-        )
+    def fit_round(
+        cls,
+        updates: Sequence[Update],
+        *,
+        previous: ModelState,  # noqa: ARG003
+        layout: Layout,
+        settings: PosteriorSettings,
+    ) -> Self:
+        return cls.fit(updates, scale=settings.scale, sample_buffers=settings.sample_buffers, model=layout)
 
     @property
-    def mean(self) -> ModelState:
-        params = torch.addcmul(self.last.params, self.length, self.direction.params)
-        buffers = torch.addcmul(self.last.buffers, self.buffer_length, self.direction.buffers)
-        return ModelState(params, buffers, self.direction.counters)
+    def mean_state(self) -> ModelState:
+        return self.mu
 
-    def sample(self, n: int, generator: torch.Generator) -> Iterator[ModelState]:
-        mean, noise = self.mean, self.NOISE * self.scale
+    def sample_states(self, n: int, generator: torch.Generator) -> Iterator[ModelState]:
         for _ in range(n):
-            params = _draw(mean.params, self.length * self.std, noise, generator)
-            buffers = mean.buffers
+            params = draw_normal(self.mu.params, self.std, self.scale, generator)
+            buffers = self.mu.buffers
             if self.sample_buffers:
-                buffers = _draw(buffers, self.buffer_length * self.buffer_std, noise, generator)
-            yield ModelState(params, buffers, mean.counters)
-
-
-def _draw(mean: Tensor, std: Tensor, scale: float, generator: torch.Generator) -> Tensor:
-    # Drawn on the CPU, so that a seed means the same numbers on every device.
-    noise = torch.randn(mean.shape, dtype=mean.dtype, generator=generator).to(mean.device)
-    return torch.addcmul(mean, noise, std, value=scale)
-
-
-def check_scale(scale: float) -> float:
-    if not 0 <= scale < math.inf:
-        raise SettingError(f"`scale` must be >= 0 and finite, got {scale}")
-    return scale
+                buffers = draw_normal(buffers, self.buffer_std, self.scale, generator)
+            yield ModelState(params, buffers, self.mu.counters)

@@ -238,7 +238,7 @@ class TestModels:
             (lambda: nn.LazyLinear(3), "lazy"),
             (lambda: nn.Linear(4, 3, dtype=torch.complex64), "complex 'weight'"),
             (lambda: _with_buffer(torch.zeros(2, dtype=torch.uint16)), "'extra' in torch.uint16, in which torch"),
-            (lambda: WithExtraState(4, 3), "keeps an extra state, '_extra_state'"),
+            (lambda: WithExtraState(4, 3), "an extra state, '_extra_state'"),
             (lambda: "model", r"must be a torch\.nn\.Module, got str"),
         ],
     )

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from fedbe.core.normalization import invalid_variance
 from fedbe.core.state import Layout, ModelState
-from fedbe.core.updates import ClientId, ClientUpdate, Update
+from fedbe.core.updates import ClientId, ClientUpdate, Update, check_num_examples
 from fedbe.errors import AggregationError, SettingError, StateError
 
-MOST_EXAMPLES = 1e15
 MOST_STEPS = 1e4  # times the usual: steps, unlike lengths, differ as much as the clients' data do
 
 
@@ -122,31 +121,14 @@ def _checked(update: ClientUpdate, layout: Layout, extras: Sequence[str]) -> Upd
     if not isinstance(update, ClientUpdate):
         raise StateError(f"an update must be a ClientUpdate, got {type(update).__name__}")
     client = _client(update.client_id)
-    examples = checked_examples(update.num_examples)
-    state = _state(update.state, layout)
+    examples = check_num_examples(update.num_examples)
+    state = layout.packed(update.state, "its state")
     for what, vector in (("parameters", state.params), ("buffers", state.buffers)):
         if not bool(torch.isfinite(vector).all()):
             raise StateError(f"its {what} hold NaN or infinite values")
     if (name := invalid_variance(state, layout)) is not None:
         raise StateError(f"its running variance '{name}' has values below zero")
     return Update("" if client is None else client, state, examples, _extras(update.extras, extras, layout))
-
-
-def checked_examples(examples: object) -> float:
-    """A number of examples that can be a weight, or a StateError."""
-    number = isinstance(examples, Real) and not isinstance(examples, bool)
-    if not number or examples != examples or examples <= 0:  # type: ignore[operator]
-        raise StateError(f"`num_examples` must be a number > 0, got {examples!r}")
-    if examples > MOST_EXAMPLES:  # type: ignore[operator]  # beyond it the sum of weights could overflow
-        raise StateError(f"`num_examples` must be at most {MOST_EXAMPLES:g}, got more")
-    return float(examples)  # type: ignore[arg-type]
-
-
-def _state(state: Mapping[str, Tensor] | ModelState, layout: Layout) -> ModelState:
-    if not isinstance(state, ModelState):
-        return layout.pack(state, "its state")
-    layout.check(state, "its state")
-    return state
 
 
 def _extras(

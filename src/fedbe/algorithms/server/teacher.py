@@ -11,11 +11,7 @@ from fedbe.core.normalization import STATISTICS, keep_valid, recalibrate, with_s
 from fedbe.core.state import ModelState
 from fedbe.core.updates import ClientId
 from fedbe.errors import SettingError, nearest
-from fedbe.posterior import DirectionGaussian, DirectionMoments, Dirichlet, Gaussian, Posterior
-from fedbe.posterior.dirichlet import check_alpha
-from fedbe.posterior.gaussian import check_scale
-
-POSTERIORS = ("gaussian", "gaussian-released", "dirichlet")
+from fedbe.posterior import Posterior, PosteriorSettings, get_posterior
 
 
 @dataclass(frozen=True)
@@ -39,15 +35,17 @@ class Teacher:
 
     def __post_init__(self) -> None:
         kinds = parse_members(self.members)
-        if self.posterior not in POSTERIORS:
-            raise SettingError(f"unknown posterior '{self.posterior}': {nearest(self.posterior, POSTERIORS)}")
+        get_posterior(self.posterior)
         if self.statistics not in STATISTICS:
             raise SettingError(f"unknown statistics '{self.statistics}': {nearest(self.statistics, STATISTICS)}")
         if "S" in kinds and self.num_samples < 1:
             raise SettingError(f"`num_samples` must be >= 1 when members include S, got {self.num_samples}")
-        check_scale(self.scale)
-        for alpha in self.alpha.values() if isinstance(self.alpha, Mapping) else [self.alpha]:
-            check_alpha(alpha)
+        _ = self.posterior_settings
+
+    @property
+    def posterior_settings(self) -> PosteriorSettings:
+        """What every posterior is fitted with; made once when the teacher is, to check the values."""
+        return PosteriorSettings(self.scale, self.alpha, sample_buffers=self.statistics == "sampled")
 
     def needs_unlabeled(self, module: nn.Module) -> bool:
         """Whether its members, models like this one, cannot even be made without the server's inputs."""
@@ -55,16 +53,12 @@ class Teacher:
 
     def fit(self, round: Round) -> Posterior:
         """p(w | D) from this round's client models."""
-        sampled = self.statistics == "sampled"
-        if self.posterior == "dirichlet":
-            return Dirichlet.fit(round.updates, alpha=self.alpha)
-        if self.posterior == "gaussian":
-            return Gaussian.fit(round.updates, scale=self.scale, sample_buffers=sampled)
-        layout = round.context.runner.layout
-        stream = DirectionMoments(round.previous, layout.params, layout.buffers)
-        for update in round.updates:
-            stream.add(update.state)
-        return DirectionGaussian.of(stream, scale=self.scale, sample_buffers=sampled)
+        return get_posterior(self.posterior).fit_round(
+            round.updates,
+            previous=round.previous,
+            layout=round.context.runner.layout,
+            settings=self.posterior_settings,
+        )
 
     def voters(self, draft: Draft, round: Round) -> Iterator[Member]:
         """The members in a fixed order: samples, average, clients; samples are drawn one at a time."""
@@ -76,7 +70,7 @@ class Teacher:
 
     def _drawn(self, posterior: Posterior | None, draft: Draft, round: Round) -> Iterator[Member]:
         if posterior is not None:
-            drawn = posterior.sample(self.num_samples, round.context.generator("posterior"))
+            drawn = posterior.sample_states(self.num_samples, round.context.generator("posterior"))
             for i, state in enumerate(drawn, start=1):
                 yield Member(f"sample {i}", self._mended(state, round.context))
         if "A" in self.members:

@@ -1,0 +1,25 @@
+"""The posteriors by name. A new posterior is one file with a subclass of `Posterior`, and one row here."""
+
+from fedbe.errors import SettingError, nearest
+from fedbe.posterior.base import Posterior
+from fedbe.posterior.direction_gaussian import DirectionGaussian
+from fedbe.posterior.dirichlet import Dirichlet
+from fedbe.posterior.gaussian import Gaussian
+
+POSTERIORS: dict[str, type[Posterior]] = {
+    "gaussian": Gaussian,  # Eq. 5
+    "gaussian-released": DirectionGaussian,  # the authors' program
+    "dirichlet": Dirichlet,  # Eq. 7
+}
+
+
+def get_posterior(name: str) -> type[Posterior]:
+    """The class behind a name, or a SettingError that suggests the nearest name.
+
+    Example:
+        >>> get_posterior("dirichlet").__name__
+        'Dirichlet'
+    """
+    if name not in POSTERIORS:
+        raise SettingError(f"unknown posterior '{name}': {nearest(name, POSTERIORS)}")
+    return POSTERIORS[name]
