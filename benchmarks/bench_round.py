@@ -22,7 +22,7 @@ from rich.table import Table
 
 from fedbe.core.compute import has_bfloat16
 from fedbe.data import Dataset, Task
-from fedbe.experiment import loop
+from fedbe.experiment import loop, run_folder
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe import Recipe
@@ -57,7 +57,7 @@ def ours(pool: ProcessPool, task: Task, model: str, precision: str, evaluated: b
     chosen = recipe(model)
     if not evaluated:
         chosen = chosen.model_copy(update={"evaluation": chosen.evaluation.model_copy(update={"every": 999})})
-    info = loop.RunInfo("fedavg", 0, precision, {}, "")
+    info = run_folder.RunInfo("fedavg", 0, precision, {}, "")
     sim = loop.simulation(chosen, info, prepare(chosen, 0, task), pool)
     state = RunState(0, sim.bench.read())
     warm = chosen.model_copy(update={"training": chosen.training.model_copy(update={"clients_per_round": CORES})})

@@ -15,27 +15,28 @@ from pathlib import Path
 
 from fedbe.core.files import write_json, write_whole
 from fedbe.errors import FedBEError, RunError
-from fedbe.experiment import checkpoint, loop
+from fedbe.experiment import checkpoint, provenance, run_folder
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe_files import override_recipe
 
 
 def branch(trunk: Path, file: Path, new: Path, changes: list[str]) -> None:
-    info, recipe = loop.read_info(trunk), override_recipe(loop.read_recipe(trunk), changes)
+    info, recipe = run_folder.read_info(trunk), override_recipe(run_folder.read_recipe(trunk), changes)
     state = checkpoint.read(file)
     if state is None:
         raise RunError(f"{file} is no checkpoint that can be read")
-    shared = loop.read_rounds(trunk)[: state.round]
+    shared = run_folder.read_rounds(trunk)[: state.round]
     if len(shared) < state.round:
         raise RunError(f"{file} is of round {state.round}, but {trunk} has {len(shared)} rounds: it is another run's")
-    loop.create(new, recipe, info.method, info.seed, info.precision)
-    begun = loop.read_info(new)
+    run_folder.create(new, recipe, info.method, info.seed, info.precision)
+    begun = run_folder.read_info(new)
     commit = info.made_with.get("commit", "unknown")
     origin = f"{trunk.parent.name}/{trunk.name}, after round {state.round}, of commit {commit}"
     begun = replace(begun, made_with=begun.made_with | {"begun_from": origin})
     write_json(new / "run.json", vars(begun))
     write_whole(new / "rounds.jsonl", "".join(json.dumps(r) + "\n" for r in shared).encode())
-    checkpoint.save(new, state, loop.identity_of(recipe, begun, prepare(recipe, info.seed)))
+    identity = provenance.identity(recipe, info.method, info.seed, info.precision, prepare(recipe, info.seed))
+    checkpoint.save(new, state, identity)
     print(f"{new} has {state.round} rounds of {trunk}: go on with `fedbe resume {new}`")
 
 

@@ -15,7 +15,7 @@ from fedbe import data
 from fedbe.core.compute import cores
 from fedbe.data.sources import hold_out
 from fedbe.errors import AggregationError
-from fedbe.experiment import loop
+from fedbe.experiment import loop, run_folder
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe_files import load_recipe
@@ -39,7 +39,7 @@ def accuracy(pool: ProcessPool, method: str, seed: int, changes: Sequence[str]) 
         "digits", (*changes, "evaluation.every=1000", "evaluation.ensemble=", "evaluation.clients=false")
     )
     federation = prepare(recipe, seed, hold_out(data.load_task("digits").train, seed))
-    sim = loop.simulation(recipe, loop.RunInfo(method, seed, "float32", {}, ""), federation, pool)
+    sim = loop.simulation(recipe, run_folder.RunInfo(method, seed, "float32", {}, ""), federation, pool)
     state, record = RunState(0, sim.bench.read()), {}
     try:
         while state.round < sim.rounds:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedbe import ClientUpdate, ModelState
 from fedbe.core.updates import Update
 from fedbe.experiment import comparison as comparisons
-from fedbe.experiment import loop
+from fedbe.experiment import run_folder
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import load_recipe
 
@@ -209,14 +209,14 @@ def make_run(tmp_path: Path, recipe: Recipe) -> Make:
     """make_run("name", "fedavg", [0.5, 0.6, 0.7], seed=1): a run with these accuracies, finished if it has all."""
 
     def make(name: str, method: str, accuracies: Sequence[float], seed: int = 0, recipe: Recipe = recipe) -> Path:
-        folder = loop.create(tmp_path / name, recipe, method, seed, "float32")
+        folder = run_folder.create(tmp_path / name, recipe, method, seed, "float32")
         return fill(folder, accuracies)
 
     return make
 
 
 def fill(folder: Path, accuracies: Sequence[float]) -> Path:
-    info, rounds = loop.read_info(folder), loop.read_recipe(folder).training.rounds
+    info, rounds = run_folder.read_info(folder), run_folder.read_recipe(folder).training.rounds
     line = distilled if "fedbe" in info.method else record
     records = [line(i, a) for i, a in enumerate(accuracies, start=1)]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))

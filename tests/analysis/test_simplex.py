@@ -9,7 +9,7 @@ from fedbe.algorithms.ensemble import predict
 from fedbe.analysis import simplex
 from fedbe.analysis.rerun import rerun_last_round
 from fedbe.analysis.runs import read_run
-from fedbe.experiment import loop
+from fedbe.experiment import loop, run_folder
 from fedbe.experiment.callbacks import Nobody
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.recipe_files import load_recipe
@@ -20,7 +20,7 @@ from fedbe.report.chart import Chart
 @pytest.fixture(scope="module")
 def swissroll(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "roll"
-    loop.create(folder, load_recipe("swissroll", ("training.rounds=3",)), "fedavg", 0, "float32")
+    run_folder.create(folder, load_recipe("swissroll", ("training.rounds=3",)), "fedavg", 0, "float32")
     with ProcessPool(1) as pool:
         assert loop.execute(folder, pool, Nobody())
     return folder
@@ -34,7 +34,7 @@ def chart_of(folder: Path) -> tuple[Chart | None, tuple[str, ...]]:
 def test_corners_and_centre_are_what_the_run_measured(swissroll: Path) -> None:
     chart, _ = chart_of(swissroll)
     assert chart is not None
-    last = loop.read_rounds(swissroll)[-1]
+    last = run_folder.read_rounds(swissroll)[-1]
     told = {d.label for d in chart.panels[0].dots if d.role in ("corner", "centre")}
     expected = {f"client {c}: {100 * last['test_clients'][f'client {c}']['accuracy']:.1f} %" for c in range(3)}
     assert told == expected | {f"FedAvg: {100 * last['test']['accuracy']:.1f} %"}

@@ -19,7 +19,7 @@ from fedbe.algorithms.methods import METHODS
 from fedbe.cli import app
 from fedbe.errors import RecipeError
 from fedbe.experiment import comparison as several
-from fedbe.experiment import loop
+from fedbe.experiment import run_folder
 from fedbe.experiment.recipe_files import load_recipe
 
 FEDBE = (sys.executable, "-m", "fedbe")
@@ -88,7 +88,7 @@ def test_run_in_a_pipe_prints_a_line_a_round_and_the_result(
     assert "FedAvg, seed 3: round 3/3: accuracy" in done.stderr
     assert re.search(r"FedAvg on digits, seed 3: test accuracy \d+\.\d % after round 3", done.stdout)
     folder = tmp_path / "runs" / "digits-fedavg-seed3"
-    assert loop.read_info(folder).final is not None
+    assert run_folder.read_info(folder).final is not None
     monkeypatch.chdir(tmp_path)
     assert call(monkeypatch, "resume", "runs/digits-fedavg-seed3") == 0
     assert capsys.readouterr().out == done.stdout
@@ -113,7 +113,7 @@ def test_compare_says_which_is_better_and_where_the_report_is(tmp_path: Path) ->
     assert "| FedAvg |" in report.read_text() or "| **FedAvg** |" in report.read_text()
     events = list((tmp_path / "runs" / "digits-compare" / "fedbe-seed1" / "tensorboard").glob("events.*"))
     assert _scalars(events[0])["test/accuracy"] == pytest.approx(
-        [r["test"]["accuracy"] for r in loop.read_rounds(events[0].parent.parent)]
+        [r["test"]["accuracy"] for r in run_folder.read_rounds(events[0].parent.parent)]
     )
 
 
@@ -142,14 +142,14 @@ def test_stopped_by_ctrl_c_and_by_kill_9_and_resumed_it_ends_like_a_straight_run
     assert "fedbe resume runs/stopped" in screen.text
     assert "Traceback" not in screen.text
     folder = tmp_path / "runs" / "stopped"
-    played = len(loop.read_rounds(folder))
+    played = len(run_folder.read_rounds(folder))
     assert 0 < played < 5
 
     with subprocess.Popen([*FEDBE, "resume", str(folder), "-q"], cwd=tmp_path) as process:
-        _wait_for(lambda: len(loop.read_rounds(folder)) > played)
+        _wait_for(lambda: len(run_folder.read_rounds(folder)) > played)
         time.sleep(random.Random(5).uniform(0, 0.4))
         process.send_signal(signal.SIGKILL)
-    assert loop.read_info(folder).finished is None
+    assert run_folder.read_info(folder).finished is None
 
     again = Terminal(["resume", "runs/stopped"], tmp_path)
     assert again.wait() == 0
@@ -191,15 +191,15 @@ def _same(a: Path, b: Path) -> bool:
         (("compare", "--methods", ","), 2, "name at least one method"),
         (("compare", "--methods", "fedavg,fedavg"), 2, "'fedavg' is named twice"),
         (("run", "--workers", "0"), 2, "Invalid value for '--workers'"),
-        (("resume", "nowhere"), 1, "nowhere is no run"),
+        (("resume", "nowhere"), 1, "nowhere is not a run folder"),
         (("evaluate", "nowhere"), 1, "nowhere has no model.safetensors"),
         (("predict", "nowhere", "a.png"), 1, "nowhere has no model.safetensors"),
         (("report",), 2, "name runs or comparisons for the report, or --all"),
         (("report", "a", "--all"), 2, "name runs or comparisons for the report, or --all"),
-        (("report", "nowhere"), 1, "nowhere is no run"),
+        (("report", "nowhere"), 1, "nowhere is not a run folder"),
         (("report", "--all"), 1, "there are no runs below runs"),
         (("report", "nowhere", "--format", "gif"), 2, "Invalid value for '--format'"),
-        (("watch", "nowhere"), 1, "nowhere is no run"),
+        (("watch", "nowhere"), 1, "nowhere is not a run folder"),
         (("watch", "nowhere", "--port", "70000"), 2, "Invalid value for '--port'"),
         (("nonsense",), 2, "No such command 'nonsense'"),
         (("run", "--name", ""), 2, "--name must be the name of a folder, got ''"),
@@ -244,7 +244,7 @@ def test_what_comes_from_outside_is_not_read_as_markup(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert call(monkeypatch, "resume", "a[/red]b :b:") == 1
-    assert "a[/red]b :b: is no run" in capsys.readouterr().err
+    assert "a[/red]b :b: is not a run folder" in capsys.readouterr().err
 
 
 def test_a_second_comparison_of_one_name_is_refused(
@@ -265,7 +265,7 @@ def test_ctrl_c_while_it_starts_ends_it_quietly(tmp_path: Path, seconds: float) 
     assert screen.wait() == 130
     assert "Traceback" not in screen.text
     folder = tmp_path / "runs" / "early"
-    assert not folder.exists() or loop.read_info(folder).finished is None
+    assert not folder.exists() or run_folder.read_info(folder).finished is None
 
 
 @pytest.mark.parametrize("words", [["--debug", "run", "nosuch"], ["run", "nosuch", "--debug"]])

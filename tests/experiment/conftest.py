@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedbe.experiment import loop
+from fedbe.experiment import loop, run_folder
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import load_recipe
@@ -62,7 +62,7 @@ def play(tmp_path: Path, pool: ProcessPool, small: Recipe) -> Callable[..., Path
     """Play a whole run and return its folder."""
 
     def whole(name: str, method: str, *, recipe: Recipe = small, workers: ProcessPool = pool, seed: int = 0) -> Path:
-        folder = loop.create(tmp_path / name, recipe, method, seed, "float32")
+        folder = run_folder.create(tmp_path / name, recipe, method, seed, "float32")
         assert loop.execute(folder, workers, Silent())
         return folder
 
@@ -72,7 +72,7 @@ def play(tmp_path: Path, pool: ProcessPool, small: Recipe) -> Callable[..., Path
 def without_times(folder: Path) -> list[dict[str, Any]]:
     """The records of a run less what depends on the clock."""
     dropped = ("seconds", "memory_mb")
-    return [{k: v for k, v in r.items() if k not in dropped} for r in loop.read_rounds(folder)]
+    return [{k: v for k, v in r.items() if k not in dropped} for r in run_folder.read_rounds(folder)]
 
 
 def same_result(a: Path, b: Path) -> bool:

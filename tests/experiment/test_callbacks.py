@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from fedbe.experiment.callbacks import observer
-from fedbe.experiment.round import Record
+from fedbe.experiment.run_folder import Record
 
 
 def record(round: int, seconds: float) -> Record:

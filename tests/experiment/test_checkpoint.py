@@ -11,10 +11,10 @@ from fedbe.algorithms.ensemble import Member
 from fedbe.core.files import write_whole
 from fedbe.core.state import ModelState
 from fedbe.errors import RunError
-from fedbe.experiment import checkpoint, loop
+from fedbe.experiment import checkpoint, loop, run_folder
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.recipe import Recipe
-from fedbe.experiment.round import RunState
+from fedbe.experiment.run_state import RunState
 
 
 def _state(round: int, value: float = 1.0) -> RunState:
@@ -46,7 +46,7 @@ def test_all_of_a_state_comes_back(tmp_path: Path) -> None:
 def test_the_last_two_are_kept(tmp_path: Path) -> None:
     for number in range(1, 5):
         checkpoint.save(tmp_path, _state(number), {})
-    assert [p.name for p in checkpoint.found(tmp_path)] == [
+    assert [p.name for p in checkpoint.paths(tmp_path)] == [
         "checkpoint-000004.safetensors",
         "checkpoint-000003.safetensors",
     ]
@@ -78,14 +78,14 @@ def test_another_recipe_code_or_data_is_refused(tmp_path: Path) -> None:
 def test_an_edited_recipe_is_refused_and_nothing_is_lost(
     tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any
 ) -> None:
-    folder = loop.create(tmp_path / "edited", small, "fedavg", 0, "float32")
+    folder = run_folder.create(tmp_path / "edited", small, "fedavg", 0, "float32")
     assert not loop.execute(folder, pool, silent, should_stop=silent.rounds_ended(1))
     recipe = folder / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("\nlr = ", "\nlr = 1"))
-    before = [p.read_bytes() for p in checkpoint.found(folder)]
+    before = [p.read_bytes() for p in checkpoint.paths(folder)]
     with pytest.raises(RunError, match="its recipe was"):
         loop.execute(folder, pool, silent)
-    assert [p.read_bytes() for p in checkpoint.found(folder)] == before
+    assert [p.read_bytes() for p in checkpoint.paths(folder)] == before
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fedbe.core.compute import Plan
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.state import ModelState
 from fedbe.data import Augment
-from fedbe.experiment import loop
+from fedbe.experiment import loop, run_folder
 from fedbe.experiment import round as rounds
 from fedbe.experiment.client_cache import ClientCache
 from fedbe.experiment.executors.process_pool import ProcessPool
@@ -77,11 +77,11 @@ def test_a_run_stopped_among_its_clients_ends_like_a_straight_one(
 ) -> None:
     four = override_recipe(small, ["training.clients_per_round=4"])
     straight = play("straight", method, recipe=four)
-    stopped = loop.create(tmp_path / "stopped", four, method, 0, "float32")
+    stopped = run_folder.create(tmp_path / "stopped", four, method, 0, "float32")
     for count, kept in ((1, (1, 2, 3)), (4, (4,))):
         watch = Clients(count)
         assert not loop.execute(stopped, pool, watch, should_stop=watch.should_stop)
-        assert loop.read_rounds(stopped) == []
+        assert run_folder.read_rounds(stopped) == []
         assert len(list((stopped / "trained").iterdir())) in kept
     assert loop.execute(stopped, pool, silent)
     assert identical(straight, stopped)
@@ -92,7 +92,7 @@ def test_a_run_stopped_among_its_clients_ends_like_a_straight_one(
 def test_what_is_kept_is_not_trained_again(
     tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any, trained_jobs: list[tuple[int, int]]
 ) -> None:
-    folder = loop.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
+    folder = run_folder.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
     watch = Clients(3)
     assert not loop.execute(folder, pool, watch, should_stop=watch.should_stop)
     assert len(trained_jobs) == 3
@@ -104,13 +104,13 @@ def test_what_is_kept_is_not_trained_again(
 def test_the_record_has_the_time_of_the_training_whenever_it_was_done(
     tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = loop.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
+    folder = run_folder.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
     watch = Clients(3)
     keep = ClientCache.keep
     monkeypatch.setattr(ClientCache, "keep", lambda self, job, trained, _: keep(self, job, trained, 1000.0))
     assert not loop.execute(folder, pool, watch, should_stop=watch.should_stop)
     assert loop.execute(folder, pool, silent)
-    first, second, _ = loop.read_rounds(folder)
+    first, second, _ = run_folder.read_rounds(folder)
     assert 1500 <= first["seconds"]["train"] < first["seconds"]["round"] < 1600  # three clients, two workers
     assert "train" not in first["memory_mb"]  # that of idle workers says nothing
     assert second["seconds"]["round"] < 1000
@@ -128,7 +128,7 @@ def test_what_was_done_in_the_first_seconds_of_a_long_round_is_kept_too(
             if done == 2:
                 monkeypatch.setattr(rounds, "WORTH_SECONDS", -1.0)
 
-    folder = loop.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
+    folder = run_folder.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
     watch = Late(3)
     assert not loop.execute(folder, pool, watch, should_stop=watch.should_stop)
     assert len(list((folder / "trained").iterdir())) == 3
@@ -138,7 +138,7 @@ def test_a_stop_that_is_asked_for_loses_nothing_of_a_short_round_either(
     tmp_path: Path, small: Recipe, pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "WORTH_SECONDS", float("inf"))
-    folder = loop.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
+    folder = run_folder.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
     watch = Clients(3)
     assert not loop.execute(folder, pool, watch, should_stop=watch.should_stop)
     assert len(list((folder / "trained").iterdir())) == 3
@@ -164,9 +164,11 @@ def test_a_shared_first_round_changes_no_bit(
 ) -> None:
     alone = play("alone", method)
     together = tmp_path / "first-round"
-    loop.execute(loop.create(tmp_path / "first", small, "fedavg", 0, "float32"), pool, silent, first_round=together)
+    loop.execute(
+        run_folder.create(tmp_path / "first", small, "fedavg", 0, "float32"), pool, silent, first_round=together
+    )
     trained_jobs.clear()
-    second = loop.create(tmp_path / "second", small, method, 0, "float32")
+    second = run_folder.create(tmp_path / "second", small, method, 0, "float32")
     assert loop.execute(second, pool, silent, first_round=together)
     assert identical(alone, second)
     again = [r for r, _ in trained_jobs].count(1)
@@ -192,7 +194,9 @@ def test_short_rounds_leave_no_files(
 ) -> None:
     monkeypatch.setattr(rounds, "WORTH_SECONDS", float("inf"))
     together = tmp_path / "first-round"
-    assert loop.execute(loop.create(tmp_path / "a", small, "fedavg", 0, "float32"), pool, silent, first_round=together)
+    assert loop.execute(
+        run_folder.create(tmp_path / "a", small, "fedavg", 0, "float32"), pool, silent, first_round=together
+    )
     assert not together.exists()
     assert not (tmp_path / "a" / "trained").exists()
 

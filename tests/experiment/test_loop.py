@@ -18,7 +18,7 @@ from PIL import Image
 import fedbe
 from fedbe import data
 from fedbe.errors import AggregationError, DataError, RecipeError, RunError
-from fedbe.experiment import loop, saved_model
+from fedbe.experiment import loop, provenance, run_folder, saved_model
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe import Recipe
@@ -30,10 +30,10 @@ Play = Callable[..., Path]
 
 def test_a_folder_holds_all_that_a_result_needs(play: Play) -> None:
     folder = play("whole", "fedbe")
-    info = loop.read_info(folder)
+    info = run_folder.read_info(folder)
     assert (info.method, info.seed, info.precision) == ("fedbe", 0, "float32")
     assert {"fedbe", "commit", "torch", "python", "machine"} <= set(info.made_with)
-    records = loop.read_rounds(folder)
+    records = run_folder.read_rounds(folder)
     assert [r["round"] for r in records] == [1, 2, 3]
     assert info.final == records[-1]["test"]
     last = records[-1]
@@ -48,24 +48,24 @@ def test_a_folder_holds_all_that_a_result_needs(play: Play) -> None:
 
 def test_bytes_are_those_of_a_real_network(play: Play) -> None:
     # digits through 16 hidden units: 64·16 + 16 + 16·10 + 10 = 1,210 numbers of 4 bytes, to and from 3 clients
-    last = loop.read_rounds(play("plain", "fedavg"))[-1]
+    last = run_folder.read_rounds(play("plain", "fedavg"))[-1]
     assert last["bytes"] == {"down": 3 * 1210 * 4, "up": 3 * 1210 * 4}
     # SCAFFOLD's control variates double it
-    last = loop.read_rounds(play("controls", "scaffold"))[-1]
+    last = run_folder.read_rounds(play("controls", "scaffold"))[-1]
     assert last["bytes"] == {"down": 2 * 3 * 1210 * 4, "up": 2 * 3 * 1210 * 4}
 
 
 def test_the_average_in_the_record_is_what_the_student_started_from(play: Play) -> None:
     """FedBE's first round starts like FedAvg's: its average has FedAvg's accuracy."""
-    fedavg, fedbe_run = (loop.read_rounds(play(m, m))[0] for m in ("fedavg", "fedbe"))
+    fedavg, fedbe_run = (run_folder.read_rounds(play(m, m))[0] for m in ("fedavg", "fedbe"))
     assert fedbe_run["test_average"] == fedavg["test"]
     assert fedbe_run["test"] != fedavg["test"]
 
 
 def test_the_cohort_is_a_function_of_seed_and_round(play: Play) -> None:
-    cohorts = [r["clients"] for r in loop.read_rounds(play("a", "fedavg"))]
-    assert cohorts == [r["clients"] for r in loop.read_rounds(play("b", "fedavg"))]
-    other = [r["clients"] for r in loop.read_rounds(play("c", "fedavg", seed=5))]
+    cohorts = [r["clients"] for r in run_folder.read_rounds(play("a", "fedavg"))]
+    assert cohorts == [r["clients"] for r in run_folder.read_rounds(play("b", "fedavg"))]
+    other = [r["clients"] for r in run_folder.read_rounds(play("c", "fedavg", seed=5))]
     assert cohorts != other
     assert all(len(set(c)) == 3 for c in cohorts)
 
@@ -79,7 +79,7 @@ def test_a_thousand_clients_of_whom_ten_take_part(play: Play, small: Recipe) -> 
         update={"split": many.split.model_copy(update={"major_classes": None, "minor_images": None})}
     )
     folder = play("many", "scaffold", recipe=many)
-    records = loop.read_rounds(folder)
+    records = run_folder.read_rounds(folder)
     assert all(len(r["clients"]) == 10 for r in records)
     assert len({c for r in records for c in r["clients"]}) > 10
 
@@ -94,7 +94,7 @@ def test_clients_can_have_epochs_of_their_own(small: Recipe, pool: ProcessPool) 
 
 
 def test_what_is_fitted_for_measuring_is_no_part_of_the_step(play: Play, small: Recipe) -> None:
-    (record, *_) = loop.read_rounds(
+    (record, *_) = run_folder.read_rounds(
         play("watched", "fedavg", recipe=override_recipe(small, ["evaluation.ensemble=SAC"]))
     )
     assert "test_ensemble" in record
@@ -103,15 +103,15 @@ def test_what_is_fitted_for_measuring_is_no_part_of_the_step(play: Play, small: 
 
 def test_clients_of_zero_epochs_have_no_loss(play: Play, small: Recipe) -> None:
     one_of_both = override_recipe(small, ["training.epochs=[0, 1]"])
-    records = loop.read_rounds(play("some", "fedavg", recipe=one_of_both))
+    records = run_folder.read_rounds(play("some", "fedavg", recipe=one_of_both))
     assert all(0 < r["train_loss"] < 10 for r in records)
-    (first, *_) = loop.read_rounds(play("none", "fedavg", recipe=override_recipe(small, ["training.epochs=0"])))
+    (first, *_) = run_folder.read_rounds(play("none", "fedavg", recipe=override_recipe(small, ["training.epochs=0"])))
     assert first["train_loss"] is None
 
 
 def test_one_round_methods_play_one_long_round(play: Play) -> None:
     folder = play("long", "1-ensemble")
-    (record,) = loop.read_rounds(folder)
+    (record,) = run_folder.read_rounds(folder)
     assert record["test"]["accuracy"] == pytest.approx(record_vote(folder))
 
 
@@ -124,7 +124,7 @@ def record_vote(folder: Path) -> float:
 @pytest.mark.parametrize("method", ["fedavg", "1-ensemble"])
 def test_the_saved_model_gives_the_recorded_accuracy(method: str, play: Play) -> None:
     folder = play(method, method)
-    final = loop.read_info(folder).final
+    final = run_folder.read_info(folder).final
     assert final is not None
     assert record_vote(folder) == pytest.approx(final["accuracy"])
 
@@ -156,25 +156,25 @@ def test_predicting_image_files(play: Play, tmp_path: Path) -> None:
 def test_an_unfinished_or_foreign_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"has no model\.safetensors"):
         saved_model.open_run(tmp_path)
-    with pytest.raises(RunError, match="is no run"):
-        loop.read_info(tmp_path)
+    with pytest.raises(RunError, match="is not a run folder"):
+        run_folder.read_info(tmp_path)
 
 
 def test_a_taken_name_is_refused(play: Play, small: Recipe) -> None:
     folder = play("taken", "fedavg")
     with pytest.raises(RunError, match="exists already: resume it"):
-        loop.create(folder, small, "fedavg", 0, "float32")
+        run_folder.create(folder, small, "fedavg", 0, "float32")
 
 
 def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path: Path, small: Recipe) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot create"):
-        loop.create(tmp_path / "file" / "run", small, "fedavg", 0, "float32")
+        run_folder.create(tmp_path / "file" / "run", small, "fedavg", 0, "float32")
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any) -> None:
     """A limit on file sizes is a full disk that needs no disk: the checkpoint cannot be written."""
-    folder = loop.create(tmp_path / "full", small, "fedavg", 0, "float32")
+    folder = run_folder.create(tmp_path / "full", small, "fedavg", 0, "float32")
     loop.execute(folder, pool, silent, should_stop=silent.rounds_ended(1))
     before = {p.name: p.read_bytes() for p in folder.glob("checkpoint-*")}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -195,7 +195,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, small: Recipe, pool: ProcessP
 
 
 def test_two_processes_must_not_train_one_run(tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any) -> None:
-    folder = loop.create(tmp_path / "locked", small, "fedavg", 0, "float32")
+    folder = run_folder.create(tmp_path / "locked", small, "fedavg", 0, "float32")
     holder = (
         "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); "
         "print('held', flush=True); sys.stdin.read()"
@@ -205,7 +205,7 @@ def test_two_processes_must_not_train_one_run(tmp_path: Path, small: Recipe, poo
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(RunError, match="is being trained by another process"), loop.or_nothing(folder):
+        with pytest.raises(RunError, match="is being trained by another process"), run_folder.discard_on_error(folder):
             loop.execute(folder, pool, silent)
         assert (folder / "run.json").exists()  # the other one's, who has nothing to show yet
         other.communicate()
@@ -312,28 +312,28 @@ def test_a_method_that_distils_needs_server_images(play: Play, small: Recipe) ->
 def test_a_cut_last_line_is_left_out(tmp_path: Path) -> None:
     for cut in ('{"round": 2, "te', "{", "{}"):
         (tmp_path / "rounds.jsonl").write_text(json.dumps({"round": 1}) + "\n" + cut)
-        assert loop.read_rounds(tmp_path) == [{"round": 1}]
+        assert run_folder.read_rounds(tmp_path) == [{"round": 1}]
 
 
 @pytest.mark.parametrize("line", [b"{oops", b"1", b"{}", b"\xff\xfe"])
 def test_a_damaged_line_is_said_and_nothing_is_rewritten(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "rounds.jsonl"
     path.write_bytes(b'{"round": 1}\n' + line + b'\n{"round": 3}\n')
-    with pytest.raises(RunError, match=r"line 2 of .* is damaged: mend it from a copy"):
-        loop.read_rounds(tmp_path)
+    with pytest.raises(RunError, match=r"line 2 of .* is damaged"):
+        run_folder.read_rounds(tmp_path)
 
 
 def test_a_resumed_run_must_have_all_its_rounds(play: Play, pool: ProcessPool, silent: Any) -> None:
     folder = play("whole", "fedavg")
     (folder / "model.safetensors").unlink()
-    assert not loop.is_done(folder)
+    assert not run_folder.is_done(folder)
     lines = (folder / "rounds.jsonl").read_bytes()
     (folder / "rounds.jsonl").write_bytes(b"")
-    with pytest.raises(RunError, match=r"has 0 of the \d rounds that are played"):
+    with pytest.raises(RunError, match="finished rounds"):
         loop.execute(folder, pool, silent)
     (folder / "rounds.jsonl").write_bytes(lines)
     assert loop.execute(folder, pool, silent)  # a finished run whose model was lost makes it anew
-    assert loop.is_done(folder)
+    assert run_folder.is_done(folder)
     assert (folder / "model.safetensors").exists()
 
 
@@ -346,32 +346,30 @@ def test_records_without_checkpoints_are_not_played_over(
     info = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(info | {"finished": None}))
     with (
-        pytest.raises(
-            RunError, match="has 3 rounds, but the last checkpoint is of round 0: bring the checkpoints back"
-        ),
-        loop.or_nothing(folder),
+        pytest.raises(RunError, match="last checkpoint is of round 0"),
+        run_folder.discard_on_error(folder),
     ):
         loop.execute(folder, pool, silent)
-    assert len(loop.read_rounds(folder)) == 3
+    assert len(run_folder.read_rounds(folder)) == 3
 
 
 def test_a_run_is_made_whole_or_not_at_all(tmp_path: Path, small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
-    assert loop.create(tmp_path / "empty", small, "fedavg", 0, "float32")
-    monkeypatch.setattr(loop, "write_json", lambda *_: 1 / 0)
+    assert run_folder.create(tmp_path / "empty", small, "fedavg", 0, "float32")
+    monkeypatch.setattr(run_folder, "write_json", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        loop.create(tmp_path / "half", small, "fedavg", 0, "float32")
+        run_folder.create(tmp_path / "half", small, "fedavg", 0, "float32")
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="file exists already and is a file"):
-        loop.create(tmp_path / "file", small, "fedavg", 0, "float32")
+        run_folder.create(tmp_path / "file", small, "fedavg", 0, "float32")
 
 
 def test_code_that_makes_no_numbers_may_change_under_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "fedbe"
     shutil.copytree(Path(fedbe.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(fedbe, "__file__", str(package / "__init__.py"))
-    versions = lambda: [loop.code_version.__wrapped__(numbers_only=only) for only in (True, False)]  # noqa: E731
+    versions = lambda: [provenance.code_version.__wrapped__(numbers_only=only) for only in (True, False)]  # noqa: E731
     before = versions()
     assert before != versions()[::-1]
     (package / "cli" / "report.py").write_text("# other words")
@@ -409,7 +407,7 @@ def test_the_ensemble_that_is_watched_is_the_recipe_s_even_if_the_method_has_non
 
 
 def test_an_edited_model_of_one_s_own_is_refused(tmp_path: Path, own: Recipe, silent: Any) -> None:
-    folder = loop.create(tmp_path / "own", own, "fedavg", 0, "float32")
+    folder = run_folder.create(tmp_path / "own", own, "fedavg", 0, "float32")
     with ProcessPool(1) as workers:
         assert not loop.execute(folder, workers, silent, should_stop=silent.rounds_ended(1))
         source = tmp_path / "own_for_tests.py"
@@ -421,17 +419,17 @@ def test_an_edited_model_of_one_s_own_is_refused(tmp_path: Path, own: Recipe, si
 def test_a_run_says_from_which_round_on_it_was_made_with_something_else(
     tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = loop.create(tmp_path / "moved", small, "fedavg", 0, "float32")
-    began = loop.read_info(folder).made_with
+    folder = run_folder.create(tmp_path / "moved", small, "fedavg", 0, "float32")
+    began = run_folder.read_info(folder).made_with
     assert not loop.execute(folder, pool, silent, should_stop=silent.rounds_ended(1))
     assert not loop.execute(folder, pool, silent, should_stop=lambda: True)
-    assert loop.read_info(folder).made_with == began  # resumed where it was begun: nothing to say
-    monkeypatch.setattr(loop, "made_with", lambda: began | {"machine": "another one"})
+    assert run_folder.read_info(folder).made_with == began  # resumed where it was begun: nothing to say
+    monkeypatch.setattr(provenance, "made_with", lambda: began | {"machine": "another one"})
     assert not loop.execute(folder, pool, silent, should_stop=silent.rounds_ended(1))
     assert loop.execute(folder, pool, silent)
     moved = f"{began['machine']}, from round 2 on another one"
-    assert loop.read_info(folder).made_with == began | {"machine": moved}
+    assert run_folder.read_info(folder).made_with == began | {"machine": moved}
     (folder / "model.safetensors").unlink()  # what only writes the model anew plays no round
-    monkeypatch.setattr(loop, "made_with", lambda: began | {"machine": "a third"})
+    monkeypatch.setattr(provenance, "made_with", lambda: began | {"machine": "a third"})
     assert loop.execute(folder, pool, silent)
-    assert loop.read_info(folder).made_with["machine"] == moved
+    assert run_folder.read_info(folder).made_with["machine"] == moved

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedbe.algorithms.methods import METHODS
-from fedbe.experiment import loop
+from fedbe.experiment import loop, run_folder
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.recipe import Recipe
 
@@ -49,10 +49,10 @@ def test_a_run_stopped_after_every_round_ends_like_a_straight_one(
     method: str, play: Play, identical: Identical, tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any
 ) -> None:
     straight = play("straight", method)
-    stopped = loop.create(tmp_path / "stopped", small, method, 0, "float32")
+    stopped = run_folder.create(tmp_path / "stopped", small, method, 0, "float32")
     for rounds in (1, 2):
         assert not loop.execute(stopped, pool, silent, should_stop=silent.rounds_ended(1))
-        assert len(loop.read_rounds(stopped)) == rounds
+        assert len(run_folder.read_rounds(stopped)) == rounds
     assert loop.execute(stopped, pool, silent)
     assert identical(straight, stopped)
 
@@ -61,7 +61,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing(
     play: Play, identical: Identical, tmp_path: Path, small: Recipe, silent: Any
 ) -> None:
     straight = play("straight", "fedbe+scaffold")
-    folder = loop.create(tmp_path / "killed", small, "fedbe+scaffold", 0, "float32")
+    folder = run_folder.create(tmp_path / "killed", small, "fedbe+scaffold", 0, "float32")
     with ProcessPool(2) as workers:
         first = set(workers.pids)
         killed: list[int] = []

@@ -5,7 +5,7 @@ import torch
 
 from fedbe.algorithms.methods import METHODS
 from fedbe.errors import RunError
-from fedbe.experiment import checkpoint, loop
+from fedbe.experiment import checkpoint, loop, run_folder
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import initial_weights, prepare
 from fedbe.experiment.recipe_files import load_recipe
@@ -59,7 +59,7 @@ def simulated(recipe, pool, tmp_path_factory):
 
     def play(method):
         if method not in known:
-            folder = loop.create(tmp_path_factory.mktemp("runs") / "run", recipe, method, SEED, "float32")
+            folder = run_folder.create(tmp_path_factory.mktemp("runs") / "run", recipe, method, SEED, "float32")
             assert loop.execute(folder, pool, Silent())
             known[method] = checkpoint.latest(folder)
         return known[method]

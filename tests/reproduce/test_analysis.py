@@ -13,7 +13,7 @@ from fedbe.analysis import calibration, features
 from fedbe.analysis.runs import read_run
 from fedbe.cli.app import app
 from fedbe.errors import DataError
-from fedbe.experiment import loop
+from fedbe.experiment import run_folder
 from fedbe.experiment.callbacks import Nobody
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import ModelSpec
@@ -58,7 +58,7 @@ def test_clients_are_judged_as_the_run_judged_them(roll: tuple[Study, list[Place
     study, places = roll
     analysed(study, places, pool)
     folder = places[0].folder
-    told = loop.read_rounds(folder)[-1]["test_clients"].values()
+    told = run_folder.read_rounds(folder)[-1]["test_clients"].values()
     found = analysis.read(folder)["clients"]
     assert found["models"] == 3
     assert found["accuracy"] == pytest.approx(sum(q["accuracy"] for q in told) / 3)
@@ -161,7 +161,7 @@ def test_the_picture_has_a_point_for_each_image(seen: tuple[Study, list[Place]],
     assert len(chart.panels[0].dots) == len(found["own"]["classes"]) == 109  # ones, threes and sixes of 359 digits
     assert set(found["foreign"]["classes"]) <= {"1", "3", "6"}
     assert 0 < found["own"]["purity"] <= 1
-    assert found["own"]["accuracy"] == loop.read_rounds(places[0].folder)[-1]["test"]["accuracy"]
+    assert found["own"]["accuracy"] == run_folder.read_rounds(places[0].folder)[-1]["test"]["accuracy"]
 
 
 def test_data_that_no_foreign_images_go_with_are_drawn_alone(

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedbe.cli.app import app
 from fedbe.errors import RecipeError, RunError
-from fedbe.experiment import loop
+from fedbe.experiment import loop, run_folder
 from fedbe.experiment.callbacks import Nobody
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.recipe_files import load_recipe
@@ -65,7 +65,7 @@ def test_every_study_runs_end_to_end(name: str, pool: ProcessPool, tmp_path: Pat
         assert len(numbers) == 1 + len(chart.table.rows)
     rows = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
     assert len(rows) == len(study.cells("smoke"))
-    one_round = all(len(loop.read_rounds(place.folder)) == 1 for place in places)
+    one_round = all(len(run_folder.read_rounds(place.folder)) == 1 for place in places)
     drawn = [picture.stem for picture in pictures]
     assert drawn == [*([] if one_round or study.analysis else ["rounds"]), *(chart.id for chart in charts)]
 
@@ -99,7 +99,7 @@ def test_what_is_done_is_not_run_again(pool: ProcessPool, tmp_path: Path) -> Non
 
 def test_a_run_of_other_settings_is_not_passed_off_as_the_study_s(pool: ProcessPool, tmp_path: Path) -> None:
     (place, *_) = study_runner.places(load_study("table3"), "smoke", 1, tmp_path)
-    loop.create(place.folder, load_recipe("digits"), "fedbe", 0, "float32")
+    run_folder.create(place.folder, load_recipe("digits"), "fedbe", 0, "float32")
     with pytest.raises(RunError, match="was run with other settings"):
         study_runner.play([place], pool, Nobody(), "float32", lambda: False)
 
@@ -107,7 +107,7 @@ def test_a_run_of_other_settings_is_not_passed_off_as_the_study_s(pool: ProcessP
 def test_a_run_that_was_made_otherwise_with_the_same_settings_is_taken(pool: ProcessPool, tmp_path: Path) -> None:
     (place, *_) = study_runner.places(load_study("table1"), "smoke", 1, tmp_path)
     renamed = place.recipe.model_copy(update={"name": "own", "method": "fedavg"})
-    loop.create(place.folder, renamed, place.recipe.method, 0, "float32")
+    run_folder.create(place.folder, renamed, place.recipe.method, 0, "float32")
     assert loop.execute(place.folder, pool, Nobody())
     assert study_runner.play([place], pool, Nobody(), "float32", lambda: False) == (True, {})
     for other in ({"seed": 1}, {"recipe": load_recipe("digits")}):
@@ -157,12 +157,12 @@ def test_no_train_makes_no_folder_where_there_is_none(tmp_path: Path) -> None:
 
 def test_two_precisions_are_not_averaged(pool: ProcessPool, tmp_path: Path) -> None:
     one, two, *_ = study_runner.places(load_study("table3"), "smoke", 1, tmp_path)
-    loop.create(one.folder, one.recipe, one.recipe.method, 0, "bfloat16")
+    run_folder.create(one.folder, one.recipe, one.recipe.method, 0, "bfloat16")
     with pytest.raises(RunError, match="must have one precision"):
         study_runner.play([one, two], pool, Nobody(), "float32", lambda: False)
     assert not two.folder.exists()
     study_runner.check([one, two])
-    loop.create(two.folder, two.recipe, two.recipe.method, 0, "float32")
+    run_folder.create(two.folder, two.recipe, two.recipe.method, 0, "float32")
     with pytest.raises(RunError, match="must have one precision"):
         study_runner.check([one, two])
 
@@ -200,7 +200,7 @@ def test_the_picture_by_round_has_a_line_for_each_method_in_its_own_colour(tmp_p
 
 
 def _play_by_hand(place: study_runner.Place) -> None:
-    loop.create(place.folder, place.recipe, place.recipe.method, place.seed, "float32")
+    run_folder.create(place.folder, place.recipe, place.recipe.method, place.seed, "float32")
     rounds = (1,) if place.cell[1] == "1-ensemble" else (1, 2)
     lines = [{"round": r, "test": {"accuracy": 0.1 * r + 0.02 * place.seed}} for r in rounds]
     (place.folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -245,7 +245,7 @@ def test_a_stopped_study_goes_on(pool: ProcessPool, tmp_path: Path) -> None:
     assert [study_runner.rounds_left(p) for p in places] == [0, 1] + [2] * (len(places) - 2)
     half = table.markdown(study, "smoke", table.collect(study, places), {})
     assert "| – |" in half
-    now = 100 * loop.read_rounds(places[1].folder)[0]["test"]["accuracy"]
+    now = 100 * run_folder.read_rounds(places[1].folder)[0]["test"]["accuracy"]
     assert half.endswith(f"\n\nUnder way: {' / '.join(places[1].cell)}, seed 0: {now:.1f} after round 1 of 2.\n")
     _play("table3", pool, tmp_path)
     assert sum(study_runner.rounds_left(p) for p in places) == 0
@@ -432,7 +432,7 @@ def test_a_number_of_no_cell_is_refused() -> None:
 
 def test_runs_are_ordinary_runs(pool: ProcessPool, tmp_path: Path) -> None:
     _, places = _play("table6", pool, tmp_path)
-    assert loop.read_info(places[0].folder).final is not None
+    assert run_folder.read_info(places[0].folder).final is not None
 
 
 def test_a_part_of_a_table_and_other_settings_can_be_asked_for(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbe.experiment import loop
+from fedbe.experiment import run_folder
 from fedbe.reproduce import study_runner, table
 from fedbe.reproduce.round_curves import by_round
 from fedbe.reproduce.study import load_study
@@ -41,10 +41,10 @@ def test_every_record_is_whole_and_of_a_clean_commit() -> None:
     folders = [path.parent for path in RESULTS.rglob("run.json")]
     assert folders
     for folder in folders:
-        info, recipe = loop.read_info(folder), loop.read_recipe(folder)
+        info, recipe = run_folder.read_info(folder), run_folder.read_recipe(folder)
         rounds = 1 if recipe.method_for(info.method).one_round else recipe.training.rounds
-        played = rounds if info.finished else len(loop.read_rounds(folder))
+        played = rounds if info.finished else len(run_folder.read_rounds(folder))
         place = folder.relative_to(RESULTS).as_posix()
         assert played >= next((least for part, least in MINIMUM.items() if part in place), rounds)
-        assert [r["round"] for r in loop.read_rounds(folder)] == list(range(1, played + 1))
+        assert [r["round"] for r in run_folder.read_rounds(folder)] == list(range(1, played + 1))
         assert len(info.made_with["commit"]) == 40  # " and uncommitted changes" would follow

@@ -25,7 +25,8 @@ from fedbe.experiment.executors.process_pool import Done, Outcome, ProcessPool
 from fedbe.experiment.federation import initial_weights, prepare
 from fedbe.experiment.jobs import Job
 from fedbe.experiment.recipe import Evaluation
-from fedbe.experiment.round import RunState, Simulation, play_round
+from fedbe.experiment.round import Simulation, play_round
+from fedbe.experiment.run_state import RunState
 
 
 @dataclass(frozen=True, eq=False)

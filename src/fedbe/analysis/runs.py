@@ -9,10 +9,10 @@ from statistics import mean, stdev
 from fedbe.algorithms.methods import METHODS, Method
 from fedbe.algorithms.server.stages import Distill, KeepMembers, Momentum
 from fedbe.errors import FedBEError, RunError
-from fedbe.experiment import comparison, loop
+from fedbe.experiment import comparison, run_folder
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import dump_recipe
-from fedbe.experiment.round import Record
+from fedbe.experiment.run_folder import Record
 
 __all__ = [
     "Point",
@@ -56,7 +56,7 @@ class Run:
 
     folder: Path
     recipe: Recipe
-    info: loop.RunInfo
+    info: run_folder.RunInfo
     records: tuple[Record, ...]
     title: str
     rounds: int
@@ -110,9 +110,9 @@ def read_run(folder: Path) -> Run:
     Raises:
         RunError: The folder is not a run folder, or a file in it is damaged.
     """
-    info, recipe = loop.read_info(folder), loop.read_recipe(folder)
+    info, recipe = run_folder.read_info(folder), run_folder.read_recipe(folder)
     method = recipe.method_for(info.method)
-    records = tuple(loop.read_rounds(folder))
+    records = tuple(run_folder.read_rounds(folder))
     return Run(folder, recipe, info, records, method.title, recipe.rounds(method), _ends_as(method))
 
 

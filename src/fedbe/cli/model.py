@@ -16,7 +16,7 @@ def evaluate(
     """Measure the final model of a run on test data."""
     from fedbe.data import load_task
     from fedbe.experiment import saved_model
-    from fedbe.experiment.loop import read_recipe
+    from fedbe.experiment.run_folder import read_recipe
 
     model = saved_model.open_run(run)
     test = load_task(data or read_recipe(run).data.source).test

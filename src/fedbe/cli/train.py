@@ -33,14 +33,14 @@ def run(
     """Train one federation with one method."""
     warm_up()
     from fedbe.core.compute import resolve_precision
-    from fedbe.experiment import loop
+    from fedbe.experiment import run_folder
     from fedbe.experiment.recipe_files import load_recipe
 
     settings = load_recipe(recipe, changes or ())
     method = method or settings.method
     folder = _result_folder(runs, name, f"{settings.name}-{method}-seed{seed}")
-    loop.create(folder, settings, method, seed, resolve_precision(precision))
-    with loop.or_nothing(folder):
+    run_folder.create(folder, settings, method, seed, resolve_precision(precision))
+    with run_folder.discard_on_error(folder):
         _train(folder, workers, quiet, tensorboard)
 
 
@@ -61,14 +61,14 @@ def compare(
     """Train several methods on the same splits and initial weights, and compare them."""
     warm_up()
     from fedbe.core.compute import resolve_precision
-    from fedbe.experiment import comparison, loop
+    from fedbe.experiment import comparison, run_folder
     from fedbe.experiment.recipe_files import load_recipe
 
     settings = load_recipe(recipe, changes or ())
     names = [method.strip() for method in methods.split(",") if method.strip()]
     folder = _result_folder(runs, name, f"{settings.name}-compare")
     comparison.create(folder, settings, names, range(seeds), resolve_precision(precision))
-    with loop.or_nothing(folder):
+    with run_folder.discard_on_error(folder):
         _train(folder, workers, quiet, tensorboard)
 
 
@@ -92,11 +92,11 @@ def _result_folder(runs: Path, name: str | None, default: str) -> Path:
 
 def _train(folder: Path, workers: int | None, quiet: bool, tensorboard: bool) -> None:
     """Train the unfinished runs of a run folder or a comparison, then show the result."""
-    from fedbe.experiment import comparison, loop
+    from fedbe.experiment import comparison, run_folder
 
     compared = comparison.is_comparison(folder)
     run_folders = comparison.cells(folder) if compared else [folder]
-    unfinished = [path for path in run_folders if not loop.is_done(path)]
+    unfinished = [path for path in run_folders if not run_folder.is_done(path)]
     if unfinished and not _train_runs(unfinished, folder if compared else None, workers, quiet, tensorboard):
         err.print(f"stopped, nothing is lost; continue with: fedbe resume {shlex.quote(str(folder))}")
         raise typer.Exit(130)
@@ -114,12 +114,12 @@ def _train_runs(
     `compared` is the folder of the comparison that the runs belong to; its runs share the clients of round 1.
     """
     from fedbe.core.compute import cores
-    from fedbe.experiment import comparison, loop
+    from fedbe.experiment import comparison, loop, run_folder
     from fedbe.experiment.callbacks import All, TensorBoard, observer
     from fedbe.experiment.executors.process_pool import ProcessPool
 
-    progress = observer(sum(loop.rounds_left(path) for path in run_folders), quiet=quiet, console=err)
-    task = loop.read_task(run_folders[0])
+    progress = observer(sum(run_folder.rounds_left(path) for path in run_folders), quiet=quiet, console=err)
+    task = run_folder.read_task(run_folders[0])
     with interruptible() as interrupted, ProcessPool(workers or cores()) as pool:
         for path in run_folders:
             callback = All([progress, TensorBoard(path)]) if tensorboard else progress
@@ -132,7 +132,7 @@ def _train_runs(
 
 
 def _show_run(folder: Path) -> None:
-    from fedbe.experiment.loop import read_info, read_recipe
+    from fedbe.experiment.run_folder import read_info, read_recipe
 
     info, recipe = read_info(folder), read_recipe(folder)
     assert info.final is not None, "a finished run has a final result"

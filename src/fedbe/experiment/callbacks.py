@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from fedbe.errors import RunError
 from fedbe.experiment.loop import Observer
-from fedbe.experiment.round import Record
+from fedbe.experiment.run_folder import Record
 
 
 def duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedbe.algorithms.ensemble import Member
 from fedbe.core.updates import ClientId
 from fedbe.errors import RunError
-from fedbe.experiment.round import RunState
+from fedbe.experiment.run_state import RunState
 from fedbe.experiment.tensor_files import UNREADABLE, model_of, part, read_tensors, tensors_of, write_tensors
 
 KEPT = 2
@@ -34,25 +34,25 @@ def save(folder: Path, state: RunState, identity: Identity) -> Path:
     }
     path = folder / f"checkpoint-{state.round:06d}.safetensors"
     write_tensors(path, header, tensors)
-    for old in found(folder)[KEPT:]:
+    for old in paths(folder)[KEPT:]:
         old.unlink(missing_ok=True)
     return path
 
 
-def found(folder: Path) -> list[Path]:
+def paths(folder: Path) -> list[Path]:
     """The checkpoints of a run, the newest first."""
     return sorted(folder.glob("checkpoint-*.safetensors"), reverse=True)
 
 
 def latest(folder: Path, identity: Identity | None = None) -> RunState | None:
     """The newest checkpoint that can be read; None if the run has none yet."""
-    paths = found(folder)
-    for path in paths:
+    existing = paths(folder)
+    for path in existing:
         state = read(path, identity)
         if state is not None:
             return state
-    if paths:
-        raise RunError(f"none of the {len(paths)} checkpoints in {folder} can be read: start the run anew")
+    if existing:
+        raise RunError(f"none of the {len(existing)} checkpoints in {folder} can be read: start a new run")
     return None
 
 

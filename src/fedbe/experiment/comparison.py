@@ -12,7 +12,7 @@ from statistics import mean, stdev
 from fedbe.algorithms import methods
 from fedbe.core.files import write_json, write_whole
 from fedbe.errors import RunError, SettingError
-from fedbe.experiment import loop
+from fedbe.experiment import run_folder
 from fedbe.experiment.recipe import Recipe
 
 
@@ -48,10 +48,10 @@ def create(folder: Path, recipe: Recipe, names: Sequence[str], seeds: Sequence[i
         raise SettingError(f"'{twice[0]}' is named twice in the methods to compare")
     for name in names:
         recipe.method_for(name)
-    with loop.new_folder(folder) as part:
+    with run_folder.new_folder(folder) as part:
         for name in names:
             for seed in seeds:
-                loop.create(_cell(part, name, seed), recipe, name, seed, precision)
+                run_folder.create(_cell(part, name, seed), recipe, name, seed, precision)
         write_json(part / "compare.json", {"methods": list(names), "seeds": list(seeds)})
     return folder
 
@@ -68,12 +68,12 @@ def cells(folder: Path) -> list[Path]:
 
 def first_round(cell: Path) -> Path:
     """Where the runs of one seed share the clients of round 1 while they are trained."""
-    return cell.parent / f"first-round-seed{loop.read_info(cell).seed}"
+    return cell.parent / f"first-round-seed{run_folder.read_info(cell).seed}"
 
 
 def drop_first_rounds(folder: Path) -> None:
     """Remove what runs shared, seed by seed, when all of a seed are done."""
-    wanted = {first_round(cell) for cell in cells(folder) if not loop.read_info(cell).finished}
+    wanted = {first_round(cell) for cell in cells(folder) if not run_folder.read_info(cell).finished}
     for shared in set(folder.glob("first-round-*")) - wanted:
         shutil.rmtree(shared, ignore_errors=True)
 
@@ -151,8 +151,8 @@ def sentence(rows: Sequence[Row]) -> str:
 def write_report(folder: Path, rows: Sequence[Row]) -> Path:
     """comparison.md for people and comparison.json for programs; returns the former."""
     plan = _plan(folder)
-    recipe = loop.read_recipe(cells(folder)[0])
-    info = loop.read_info(cells(folder)[0])
+    recipe = run_folder.read_recipe(cells(folder)[0])
+    info = run_folder.read_info(cells(folder)[0])
     lines = [
         f"# {recipe.name}: {', '.join(methods.get(r.method).title for r in rows)}",
         "",
@@ -194,7 +194,7 @@ def _cell(folder: Path, name: str, seed: int) -> Path:
 
 
 def _accuracy(cell: Path) -> float:
-    info = loop.read_info(cell)
+    info = run_folder.read_info(cell)
     if info.final is None:
         raise RunError(f"{cell} is not finished: resume it with `fedbe resume {shlex.quote(str(cell.parent))}`")
     return float(info.final["accuracy"])

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,25 +29,10 @@ from fedbe.experiment.federation import Federation
 from fedbe.experiment.jobs import PredictJob, TrainJob, Where, test_jobs
 from fedbe.experiment.memory_usage import Peak
 from fedbe.experiment.recipe import Recipe
+from fedbe.experiment.run_folder import Record
+from fedbe.experiment.run_state import RunState
 
-Record = dict[str, Any]
 Progress = Callable[[str, int, int], None]  # phase, done, total
-
-
-@dataclass(frozen=True, eq=False)
-class RunState:
-    """All that crosses a round, and so the checkpoint.
-
-    memory   what the server remembers (momentum, SCAFFOLD's c), by name
-    clients  what each client remembers (SCAFFOLD's c_i), by client and name
-    members  models that vote instead of one model (1-Ensemble)
-    """
-
-    round: int
-    model: ModelState
-    memory: Mapping[str, Tensor] = field(default_factory=dict)
-    clients: Mapping[ClientId, Mapping[str, Tensor]] = field(default_factory=dict)
-    members: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

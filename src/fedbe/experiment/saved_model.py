@@ -19,9 +19,8 @@ from fedbe.data import BatchLoader
 from fedbe.data.readers.images import UNREADABLE_IMAGE, eight_bit
 from fedbe.errors import DataError, RunError
 from fedbe.experiment.federation import Federation, ModelSpec
-from fedbe.experiment.tensor_files import UNREADABLE, read_tensors, write_tensors
-
-FILE = "model.safetensors"
+from fedbe.experiment.run_folder import MODEL_FILE, write_model
+from fedbe.experiment.tensor_files import UNREADABLE, read_tensors
 
 
 class Voting(nn.Module):
@@ -72,15 +71,15 @@ def save(folder: Path, states: Sequence[Member], layout: Layout, federation: Fed
         "std": federation.train.std.tolist(),
         "members": len(states),
     }
-    write_tensors(folder / FILE, about, tensors)
+    write_model(folder, about, tensors)
 
 
 def open_run(folder: str | Path) -> Loaded:
     """The final model of a run, with all that is needed to ask it."""
-    path = Path(folder) / FILE
+    path = Path(folder) / MODEL_FILE
     if not path.is_file():
         again = shlex.quote(str(folder))
-        raise RunError(f"{folder} has no {FILE}: it is no run, or not finished (`fedbe resume {again}`)")
+        raise RunError(f"{folder} has no {MODEL_FILE}: it is no run, or not finished (`fedbe resume {again}`)")
     try:
         about, tensors = read_tensors(path)
         model = about["model"]

@@ -24,7 +24,7 @@ from fedbe.core.files import append_line, locked, make_folder, write_json, write
 from fedbe.core.state import Layout, ModelState
 from fedbe.errors import RunError
 from fedbe.experiment import checkpoint
-from fedbe.experiment.round import RunState
+from fedbe.experiment.run_state import RunState
 
 
 class Journal:
@@ -48,7 +48,7 @@ class Journal:
         """A new run must not mix with an old one. What one left that ended in its first round goes."""
         if self.folder is None:
             return
-        if checkpoint.found(self.folder) or (self.folder / "model.safetensors").exists():
+        if checkpoint.paths(self.folder) or (self.folder / "model.safetensors").exists():
             raise RunError(f"{self.folder} holds another run: go on with fedbe.flower.resume, or choose another folder")
         for name in ("rounds.jsonl", "report.json"):
             (self.folder / name).unlink(missing_ok=True)

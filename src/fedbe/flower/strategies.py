@@ -25,7 +25,7 @@ from fedbe.core.random import generator
 from fedbe.core.state import ModelState
 from fedbe.core.updates import ClientId, check_num_examples
 from fedbe.errors import AggregationError, SettingError, StateError
-from fedbe.experiment.round import RunState
+from fedbe.experiment.run_state import RunState
 from fedbe.flower import wire
 from fedbe.flower.arrays import expected, read, split, to_record
 from fedbe.flower.journal import Journal

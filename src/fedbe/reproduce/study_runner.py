@@ -9,11 +9,12 @@ from pathlib import Path
 from fedbe import data
 from fedbe.data import Task
 from fedbe.errors import DataError, RunError
-from fedbe.experiment import loop
+from fedbe.experiment import loop, run_folder
 from fedbe.experiment.executors.process_pool import ProcessPool
-from fedbe.experiment.loop import Observer, RunInfo
+from fedbe.experiment.loop import Observer
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import dump_recipe
+from fedbe.experiment.run_folder import RunInfo
 from fedbe.reproduce.study import Scale, Study
 
 
@@ -66,10 +67,10 @@ def play(
                 missing[place.cell] = task
                 continue
             if not (place.folder / "run.json").exists():
-                loop.create(place.folder, place.recipe, place.recipe.method, place.seed, precision)
-            if loop.read_info(place.folder).finished is not None:
+                run_folder.create(place.folder, place.recipe, place.recipe.method, place.seed, precision)
+            if run_folder.read_info(place.folder).finished is not None:
                 continue
-            with loop.or_nothing(place.folder):
+            with run_folder.discard_on_error(place.folder):
                 done = loop.execute(
                     place.folder, pool, observer, should_stop=should_stop, task=task, first_round=together
                 )
@@ -87,8 +88,9 @@ def check(places: Iterable[Place], precision: str | None = None) -> None:
         if not (place.folder / "run.json").exists():
             precisions |= {precision: place.folder} if precision else {}
             continue
-        precisions.setdefault(loop.read_info(place.folder).precision, place.folder)
-        if _means(loop.read_recipe(place.folder), loop.read_info(place.folder)) != _means(place.recipe, place):
+        precisions.setdefault(run_folder.read_info(place.folder).precision, place.folder)
+        recipe, info = run_folder.read_recipe(place.folder), run_folder.read_info(place.folder)
+        if _means(recipe, info) != _means(place.recipe, place):
             raise RunError(
                 f"{place.folder} was run with other settings than this study has now: move it away, choose another "
                 "folder with --runs, or say what is different with --set"
@@ -109,7 +111,7 @@ def _means(recipe: Recipe, who: Place | RunInfo) -> tuple[dict[str, object], dic
 def rounds_left(place: Place) -> int:
     """Rounds still to be played, for the clock."""
     if (place.folder / "run.json").exists():
-        return loop.rounds_left(place.folder)
+        return run_folder.rounds_left(place.folder)
     return place.recipe.rounds(place.recipe.method_for())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from fedbe.core.files import write_whole
-from fedbe.experiment import loop
+from fedbe.experiment import run_folder
 from fedbe.report.chart import Chart
 from fedbe.report.figures import draw
 from fedbe.reproduce import analysis
@@ -55,17 +55,17 @@ def collect(study: Study, done: Sequence[Place]) -> list[Measured]:
     under_way: dict[Cell, list[str]] = {}
     for place in done:
         values, words = found.setdefault(place.cell, {}), under_way.setdefault(place.cell, [])
-        if not (place.folder / "run.json").exists() or not (rounds := loop.read_rounds(place.folder)):
+        if not (place.folder / "run.json").exists() or not (rounds := run_folder.read_rounds(place.folder)):
             continue
         not_there = dict.fromkeys(("test", "test_ensemble"), "not measured")
         record = {**not_there, **rounds[-1], "analysis": analysis.read(place.folder) or "not made yet"}
         number = analysis.look_up(record, study.metric_for(place.cell))
         if isinstance(number, str):
             continue
-        if loop.read_info(place.folder).finished:
+        if run_folder.read_info(place.folder).finished:
             values[place.seed] = 100 * float(number)
         else:
-            last = len(rounds) + loop.rounds_left(place.folder)
+            last = len(rounds) + run_folder.rounds_left(place.folder)
             words.append(f"seed {place.seed}: {100 * float(number):.1f} after round {len(rounds)} of {last}")
     return [Measured(c, v, study.paper.get("/".join(c), ()), tuple(under_way[c])) for c, v in found.items()]
 

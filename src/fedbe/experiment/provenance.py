@@ -1,0 +1,73 @@
+"""What a run was made with, and what must not change while it is unfinished."""
+
+import hashlib
+import json
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import torch
+
+import fedbe
+from fedbe.core import plugins
+from fedbe.core.compute import cores
+from fedbe.experiment.federation import Federation
+from fedbe.experiment.recipe import Recipe
+from fedbe.experiment.recipe_files import dump_recipe
+
+# What shows, asks or sends, but computes nothing of a run: another version of it can go on with an old run.
+WITHOUT_NUMBERS = ("cli/", "flower/", "report/", "reproduce/", "analysis/", "experiment/callbacks.py")
+
+
+def identity(recipe: Recipe, method: str, seed: int, precision: str, federation: Federation) -> dict[str, str]:
+    """The identity of a run, which its checkpoints carry: a run may be resumed only while all of it is the same."""
+    settings = json.dumps(dump_recipe(recipe), sort_keys=True)
+    return {
+        "recipe": hashlib.sha256(settings.encode()).hexdigest()[:16],
+        "method": method,
+        "seed": str(seed),
+        "precision": precision,
+        "data": federation.digest[:16],
+        "code": code_version(numbers_only=True),
+        "model": plugins.source_digest(recipe.model.name) if ":" in recipe.model.name else recipe.model.name,
+        "torch": torch.__version__,
+    }
+
+
+def made_with() -> dict[str, str]:
+    """The versions, the commit and the machine that produce a result, for run.json."""
+    return {
+        "fedbe": code_version(),
+        "commit": commit(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {cores()} cores, {torch.backends.cpu.get_cpu_capability()}",
+    }
+
+
+@cache
+def code_version(*, numbers_only: bool = False) -> str:
+    """The version of fedbe and a digest of the package's source; or only of what makes numbers."""
+    digest = hashlib.sha256()
+    root = Path(fedbe.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        if not (numbers_only and name.startswith(WITHOUT_NUMBERS)):
+            digest.update(name.encode() + path.read_bytes())
+    return f"{fedbe.__version__}+{digest.hexdigest()[:12]}"
+
+
+def commit() -> str:
+    """The git commit of the source tree that this package was loaded from, if it is a git checkout."""
+    source = Path(fedbe.__file__).parent
+    try:
+        head = _git(source, "rev-parse", "HEAD")
+        return head + (" and uncommitted changes" if _git(source, "status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "not a git checkout"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
