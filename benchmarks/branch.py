@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fedbe.core.files import write_json, write_whole
+from fedbe.core.files import write_atomic, write_json
 from fedbe.errors import FedBEError, RunError
 from fedbe.experiment import checkpoint, provenance, run_folder
 from fedbe.experiment.federation import prepare
@@ -34,7 +34,7 @@ def branch(trunk: Path, file: Path, new: Path, changes: list[str]) -> None:
     origin = f"{trunk.parent.name}/{trunk.name}, after round {state.round}, of commit {commit}"
     begun = replace(begun, made_with=begun.made_with | {"begun_from": origin})
     write_json(new / "run.json", vars(begun))
-    write_whole(new / "rounds.jsonl", "".join(json.dumps(r) + "\n" for r in shared).encode())
+    write_atomic(new / "rounds.jsonl", "".join(json.dumps(r) + "\n" for r in shared).encode())
     identity = provenance.identity(recipe, info.method, info.seed, info.precision, prepare(recipe, info.seed))
     checkpoint.save(new, state, identity)
     print(f"{new} has {state.round} rounds of {trunk}: go on with `fedbe resume {new}`")

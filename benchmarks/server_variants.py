@@ -17,7 +17,7 @@ from fedbe.algorithms.server.stages import Distill
 from fedbe.analysis.rerun import last_round
 from fedbe.analysis.runs import read_trial
 from fedbe.core.compute import cores
-from fedbe.core.normalization import recalibrate, with_statistics
+from fedbe.core.normalization import batch_norm_layers, recalibrate
 from fedbe.experiment.executors.process_pool import ProcessPool
 
 TEACHERS = ("A", "S", "C", "SA", "AC", "SAC")
@@ -29,7 +29,7 @@ def main(folder: Path, groups: list[str]) -> None:
         sim, draft, round = replayed.sim, replayed.draft, replayed.round
         average = _percent(sim.measure(draft.state))
         print(f"{folder.name}, round {round.context.round}: average {average} on the test images")
-        if with_statistics(sim.bench.module):
+        if batch_norm_layers(sim.bench.module):
             sim.bench.load(draft.state)
             recalibrate(sim.bench, round.context.unlabeled())
             anew = _percent(sim.measure(sim.bench.read()))

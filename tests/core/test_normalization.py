@@ -11,12 +11,12 @@ from fedbe.core.compute import Plan
 from fedbe.core.inputs import TensorInputs
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.normalization import (
+    batch_norm_layers,
     calibration_batches,
-    invalid_variance,
-    keep_valid,
+    clamp_variances,
+    names_without_decay,
+    negative_variance,
     recalibrate,
-    undecayed,
-    with_statistics,
 )
 from fedbe.core.updates import Update
 from fedbe.errors import SettingError
@@ -117,7 +117,7 @@ def test_sampled(teach):
     runner, _, members = teach(num_samples=3, statistics="sampled")
     assert len({m.state.digest() for m in members}) == 3
     assert not torch.equal(members[0].state.buffers, members[1].state.buffers)
-    assert all(invalid_variance(m.state, runner.layout) is None for m in members)
+    assert all(negative_variance(m.state, runner.layout) is None for m in members)
 
 
 def test_recalibrated(teach, network, inputs_for):
@@ -196,8 +196,8 @@ def test_keep_valid_touches_running_variances_only():
     runner = ModelRunner(module)
     assert [s.name for s in runner.layout.buffers] == ["running_mean", "running_var", "other_var"]
     given = ModelState(torch.zeros(4), torch.tensor([-1.0, 2, -3, 4, -5]), runner.read().counters)
-    assert invalid_variance(given, runner.layout) == "running_var"
-    assert keep_valid(given, runner.layout).buffers.tolist() == [-1, 2, 0, 4, -5]
+    assert negative_variance(given, runner.layout) == "running_var"
+    assert clamp_variances(given, runner.layout).buffers.tolist() == [-1, 2, 0, 4, -5]
     assert given.buffers.tolist() == [-1, 2, -3, 4, -5]
 
 
@@ -207,13 +207,13 @@ def test_undecayed_are_the_parameters_of_normalisation_layers():
         nn.InstanceNorm2d(2, affine=True), nn.Linear(2, 2),
     )  # fmt: skip
     layers = ("1", "2", "3.0", "4")
-    assert undecayed(module) == {f"{layer}.{name}" for layer in layers for name in ("weight", "bias")}
-    assert undecayed(nn.BatchNorm1d(2)) == {"weight", "bias"}
+    assert names_without_decay(module) == {f"{layer}.{name}" for layer in layers for name in ("weight", "bias")}
+    assert names_without_decay(nn.BatchNorm1d(2)) == {"weight", "bias"}
 
 
 def test_layers_without_running_statistics_need_no_measuring():
-    assert with_statistics(nn.BatchNorm1d(2, track_running_stats=False)) == []
-    assert len(with_statistics(nn.Sequential(nn.BatchNorm1d(2), nn.GroupNorm(1, 2)))) == 1
+    assert batch_norm_layers(nn.BatchNorm1d(2, track_running_stats=False)) == []
+    assert len(batch_norm_layers(nn.Sequential(nn.BatchNorm1d(2), nn.GroupNorm(1, 2)))) == 1
 
 
 def test_the_mean_averages_statistics_and_keeps_counters_whole(network, replies):

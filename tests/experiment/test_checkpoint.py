@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedbe.algorithms.ensemble import Member
-from fedbe.core.files import write_whole
+from fedbe.core.files import write_atomic
 from fedbe.core.state import ModelState
 from fedbe.errors import RunError
 from fedbe.experiment import checkpoint, loop, run_folder
@@ -90,9 +90,9 @@ def test_an_edited_recipe_is_refused_and_nothing_is_lost(
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    write_whole(path, b"old")
+    write_atomic(path, b"old")
     with pytest.raises(RunError, match="cannot write"):
-        write_whole(tmp_path / "no" / "folder", b"new")
-    write_whole(path, b"new")
+        write_atomic(tmp_path / "no" / "folder", b"new")
+    write_atomic(path, b"new")
     assert path.read_bytes() == b"new"
     assert [p.name for p in tmp_path.iterdir()] == ["a"]

@@ -142,7 +142,7 @@ def test_keys_are_made_whole_or_not_at_all(tmp_path, monkeypatch):
 
     # a node's key is there only if its public half is
     certs.make(tmp_path, 1)
-    write, written = certs.write_whole, []
+    write, written = certs.write_atomic, []
 
     def full(path, content):
         if written:
@@ -150,7 +150,7 @@ def test_keys_are_made_whole_or_not_at_all(tmp_path, monkeypatch):
         written.append(path)
         write(path, content)
 
-    monkeypatch.setattr(certs, "write_whole", full)
+    monkeypatch.setattr(certs, "write_atomic", full)
     with pytest.raises(RunError, match="the disk is full"):
         certs.make(tmp_path, 2)
     monkeypatch.undo()

@@ -19,7 +19,7 @@ def write_synced(path: Path, content: bytes, mode: str = "wb") -> None:
         os.fsync(file.fileno())
 
 
-def write_whole(path: Path, content: bytes, error: type[FedBEError] = RunError) -> None:
+def write_atomic(path: Path, content: bytes, error: type[FedBEError] = RunError) -> None:
     """Replace `path` in one step: a reader, or a crash, sees the old file or the new one, never a part."""
     if not path.name:
         raise error(f"cannot write {path}: it is a folder; give the name of a file")
@@ -65,7 +65,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
+    write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def append_line(path: Path, value: Any) -> None:

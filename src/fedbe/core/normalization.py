@@ -26,18 +26,18 @@ STATISTICS = ("recalibrated", "averaged", "sampled")
 NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
-def with_statistics(module: nn.Module) -> list[_BatchNorm]:
+def batch_norm_layers(module: nn.Module) -> list[_BatchNorm]:
     """The layers that keep running statistics which `recalibrate` can measure."""
     return [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
 
 
-def undecayed(module: nn.Module) -> set[str]:
+def names_without_decay(module: nn.Module) -> set[str]:
     """Names of the parameters of normalisation layers: weight decay leaves them alone."""
     layers = [(prefix, m) for prefix, m in module.named_modules() if isinstance(m, NORMS)]
     return {f"{prefix}.{n}" if prefix else n for prefix, m in layers for n, _ in m.named_parameters(recurse=False)}
 
 
-def keep_valid(state: ModelState, layout: Layout) -> ModelState:
+def clamp_variances(state: ModelState, layout: Layout) -> ModelState:
     """A state whose running variances are not below zero, as those of a Gaussian draw and those of the released
     form's mean (which lies outside the range of the clients') can be."""
     buffers = state.buffers.clone()
@@ -47,7 +47,7 @@ def keep_valid(state: ModelState, layout: Layout) -> ModelState:
     return ModelState(state.params, buffers, state.counters)
 
 
-def invalid_variance(state: ModelState, layout: Layout) -> str | None:
+def negative_variance(state: ModelState, layout: Layout) -> str | None:
     """The name of a running variance with a value below zero, if there is one."""
     for slot in layout.buffers:
         if slot.name.rsplit(".", 1)[-1] == "running_var" and bool((slot.view(state.buffers) < 0).any()):
@@ -57,7 +57,7 @@ def invalid_variance(state: ModelState, layout: Layout) -> str | None:
 
 def check_batch(module: nn.Module, size: int) -> None:
     """BatchNorm cannot measure the spread of a single input."""
-    if size == 1 and with_statistics(module):
+    if size == 1 and batch_norm_layers(module):
         raise SettingError("BatchNorm cannot learn from a single input: give more of them, in batches of two or more")
 
 
@@ -68,7 +68,7 @@ def recalibrate(runner: ModelRunner, inputs: Inputs) -> None:
     As torch's `update_bn`, but only BatchNorm is in training mode: dropout is off, as it is when the model is asked
     later.
     """
-    layers = with_statistics(runner.module)
+    layers = batch_norm_layers(runner.module)
     if not layers:
         return
     check_batch(runner.module, len(inputs))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.sgd import sgd as fused_sgd
 
 from fedbe.core.model_runner import ModelRunner
-from fedbe.core.normalization import undecayed
+from fedbe.core.normalization import names_without_decay
 
 
 class SGD:
@@ -19,7 +19,7 @@ class SGD:
     """
 
     def __init__(self, runner: ModelRunner, momentum: float, weight_decay: float) -> None:
-        spared = undecayed(runner.module)
+        spared = names_without_decay(runner.module)
         named = runner.trainable()
         self._momentum = momentum
         self._groups = [

@@ -11,7 +11,7 @@ from typing import Any
 from fedbe.errors import FedBEError
 
 
-def function(path: str, error: type[FedBEError]) -> Callable[..., Any]:
+def load_function(path: str, error: type[FedBEError]) -> Callable[..., Any]:
     """The function behind `path`; modules in the current directory are found, as `python -m` finds them."""
     module, _, name = path.partition(":")
     here = os.getcwd()  # noqa: PTH109
@@ -26,9 +26,9 @@ def function(path: str, error: type[FedBEError]) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def call(path: str, error: type[FedBEError], **arguments: Any) -> Any:
+def call_function(path: str, error: type[FedBEError], **arguments: Any) -> Any:
     """What the function behind `path` makes of these; its own failures are told by its name."""
-    made = function(path, error)
+    made = load_function(path, error)
     try:
         return made(**arguments)
     except Exception as problem:

@@ -108,7 +108,7 @@ def from_npz(place: Path) -> Dataset | Task:
 
 def from_function(path: str) -> Any:
     """The result of `module:function`, called without arguments: whatever `load` takes, or (inputs, labels)."""
-    return plugins.call(path, DataError)
+    return plugins.call_function(path, DataError)
 
 
 def from_torch(data: Any, name: str) -> Dataset:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from fedbe.core.files import write_whole
+from fedbe.core.files import write_atomic
 from fedbe.errors import DataError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def to_png(counts: Tensor, classes: tuple[str, ...], title: str, path: Path) -> 
     figure.suptitle(_plain(title), x=0.03, ha="left", fontsize=1.3 * font, fontweight="bold", color=INK)
     memory = BytesIO()
     FigureCanvasAgg(figure).print_png(memory)  # type: ignore[no-untyped-call]
-    write_whole(path, memory.getvalue(), DataError)
+    write_atomic(path, memory.getvalue(), DataError)
 
 
 def _draw(axes: "Axes", counts: Tensor, diameter: float, font: float) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from fedbe.algorithms import methods
-from fedbe.core.files import write_json, write_whole
+from fedbe.core.files import write_atomic, write_json
 from fedbe.errors import RunError, SettingError
 from fedbe.experiment import run_folder
 from fedbe.experiment.recipe import Recipe
@@ -168,7 +168,7 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
         lines.append(f"| {' | '.join(shown)} |")
     lines += ["", sentence(rows), ""]
     write_json(folder / "comparison.json", [vars(r) for r in rows])
-    write_whole(folder / "comparison.md", "\n".join(lines).encode())
+    write_atomic(folder / "comparison.md", "\n".join(lines).encode())
     return folder / "comparison.md"
 
 

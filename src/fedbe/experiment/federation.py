@@ -30,7 +30,9 @@ class ModelSpec:
         if ":" not in self.name:
             return models.build(self.name, self.classes, self.shape, source, **self.settings)
         with global_rng(source):
-            module = plugins.call(self.name, RecipeError, classes=self.classes, shape=self.shape, **self.settings)
+            module = plugins.call_function(
+                self.name, RecipeError, classes=self.classes, shape=self.shape, **self.settings
+            )
         if not isinstance(module, nn.Module):
             raise RecipeError(f"'{self.name}' must return a torch.nn.Module, got {type(module).__name__}")
         return module

@@ -25,7 +25,7 @@ import tomli_w
 from torch import Tensor
 
 from fedbe import data
-from fedbe.core.files import append_line, locked, make_folder, write_json, write_whole
+from fedbe.core.files import append_line, locked, make_folder, write_atomic, write_json
 from fedbe.data import Task
 from fedbe.errors import BusyError, FedBEError, RunError
 from fedbe.experiment import checkpoint, provenance
@@ -73,7 +73,7 @@ def create(folder: Path, recipe: Recipe, method: str, seed: int, precision: str)
     """
     recipe.method_for(method)
     with new_folder(folder) as part:
-        write_whole(part / RECIPE_FILE, tomli_w.dumps(dump_recipe(recipe)).encode())
+        write_atomic(part / RECIPE_FILE, tomli_w.dumps(dump_recipe(recipe)).encode())
         write_json(part / INFO_FILE, vars(RunInfo(method, seed, precision, provenance.made_with(), _now())))
     return folder
 
@@ -183,7 +183,7 @@ def drop_rounds_after(folder: Path, round: int) -> None:
             f"{path} has {len(remaining)} of the {round} finished rounds: restore the file, or start a new run"
         )
     if path.exists():
-        write_whole(path, "".join(json.dumps(record) + "\n" for record in remaining).encode())
+        write_atomic(path, "".join(json.dumps(record) + "\n" for record in remaining).encode())
 
 
 def write_model(folder: Path, header: object, tensors: Mapping[str, Tensor]) -> None:

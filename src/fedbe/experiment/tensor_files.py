@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedbe.core.files import write_whole
+from fedbe.core.files import write_atomic
 from fedbe.core.state import ModelState
 
 UNREADABLE = (
@@ -26,7 +26,7 @@ def write_tensors(path: Path, header: object, tensors: Mapping[str, Tensor]) -> 
     """One safetensors file, whole or not at all."""
     # safetensors refuses tensors that share memory, as a member and the model may.
     separate = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    write_whole(path, safetensors.torch.save(separate, {"fedbe": json.dumps(header)}))
+    write_atomic(path, safetensors.torch.save(separate, {"fedbe": json.dumps(header)}))
 
 
 def read_tensors(path: Path) -> tuple[Any, dict[str, Tensor]]:

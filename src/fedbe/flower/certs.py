@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedbe.core.files import write_whole
+from fedbe.core.files import write_atomic
 from fedbe.errors import RunError, SettingError
 
 CURVE = ec.SECP384R1()  # Flower takes NIST curves only
@@ -64,10 +64,10 @@ def _found(place: Path, names: Sequence[str], subjects: Sequence[x509.GeneralNam
                 authority, ca = _authority(days)
                 key = ec.generate_private_key(CURVE)
                 server = _server(key, authority, ca, subjects, days)
-                write_whole(part / "ca.key", _private_pem(authority))
-                write_whole(part / "ca.pem", ca.public_bytes(Encoding.PEM))
-                write_whole(part / "server.key", _private_pem(key))
-                write_whole(part / "server.pem", server.public_bytes(Encoding.PEM))
+                write_atomic(part / "ca.key", _private_pem(authority))
+                write_atomic(part / "ca.pem", ca.public_bytes(Encoding.PEM))
+                write_atomic(part / "server.key", _private_pem(key))
+                write_atomic(part / "server.pem", server.public_bytes(Encoding.PEM))
                 for name in names:
                     node_key(part / name)
                 part.rename(place)
@@ -80,8 +80,8 @@ def node_key(path: Path) -> None:
     key = ec.generate_private_key(CURVE)
     with _private():
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        write_whole(path.with_name(f"{path.name}.pub"), public + b"\n")
-        write_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        write_atomic(path.with_name(f"{path.name}.pub"), public + b"\n")
+        write_atomic(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
 
 
 @contextmanager

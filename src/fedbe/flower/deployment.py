@@ -22,7 +22,7 @@ from typing import Any
 
 import tomli_w
 
-from fedbe.core.files import write_json, write_whole
+from fedbe.core.files import write_atomic, write_json
 from fedbe.errors import RunError
 from fedbe.flower import _ready, processes
 
@@ -98,7 +98,7 @@ class Deployment:
         content = path.read_bytes() if path.exists() else b""
         if missing := [own for own in OWN_FOLDERS if own.encode() not in content.splitlines()]:
             end = b"" if not content or content.endswith(b"\n") else b"\n"
-            write_whole(path, content + end + "".join(f"{own}\n" for own in missing).encode())
+            write_atomic(path, content + end + "".join(f"{own}\n" for own in missing).encode())
             say(f"added {' '.join(missing)} to {path}: Flower would send them to every node with the app")
 
     def check_was_up(self) -> None:
@@ -138,7 +138,7 @@ class Deployment:
         connection = {"address": f"127.0.0.1:{port}", "root-certificates": str(self.certs / "ca.pem")}
         self._connections.parent.mkdir(exist_ok=True)
         config = {"superlink": {"default": "fedbe", "fedbe": connection}}
-        write_whole(self._connections, tomli_w.dumps(config).encode())
+        write_atomic(self._connections, tomli_w.dumps(config).encode())
         if processes.alive(self.state, LINK) is not None:
             return
         if not (self.state / "superlink.db").exists():  # a new SuperLink knows no node

@@ -20,7 +20,7 @@ from flwr.app import MetricRecord
 
 import fedbe
 from fedbe.algorithms.server.api import Server
-from fedbe.core.files import append_line, locked, make_folder, write_json, write_whole
+from fedbe.core.files import append_line, locked, make_folder, write_atomic, write_json
 from fedbe.core.state import Layout, ModelState
 from fedbe.errors import RunError
 from fedbe.experiment import checkpoint
@@ -64,7 +64,7 @@ class Journal:
         path = self.folder / "rounds.jsonl"
         if path.exists():
             kept = [line for line in path.read_bytes().splitlines(keepends=True) if _round(line) <= done]
-            write_whole(path, b"".join(kept))
+            write_atomic(path, b"".join(kept))
         return state
 
     def save(self, state: RunState, line: dict[str, Any], metrics: MetricRecord | None) -> None:
@@ -93,7 +93,7 @@ class Journal:
         """The final model, and a report even if there were no metrics."""
         if self.folder is not None:
             named = {n: t.contiguous().clone() for n, t in layout.unpack(model).items()}
-            write_whole(self.folder / "model.safetensors", safetensors.torch.save(named))
+            write_atomic(self.folder / "model.safetensors", safetensors.torch.save(named))
             write_json(self.folder / "report.json", self._report())
 
     def _report(self) -> dict[str, dict[str, Any]]:

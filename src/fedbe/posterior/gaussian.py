@@ -23,7 +23,7 @@ class Gaussian(Posterior):
 
     Floating-point buffers of a sample (BatchNorm's running statistics) are those of the mean. With `sample_buffers`
     they are sampled like weights, as the authors' released program does; a running variance can then be negative, and
-    `fedbe.core.normalization.keep_valid` corrects it.
+    `fedbe.core.normalization.clamp_variances` corrects it.
 
     Args:
         mu: The mean μ.

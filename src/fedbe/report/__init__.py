@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedbe.analysis.runs import find_folders, read_groups, readable_folders
-from fedbe.core.files import write_whole
+from fedbe.core.files import write_atomic
 from fedbe.report.chart import ReportSection
 from fedbe.report.page import render
 from fedbe.report.sections import build_sections
@@ -32,5 +32,5 @@ def write_page(sections: Sequence[ReportSection], path: Path, notes: Sequence[st
     Returns:
         The path.
     """
-    write_whole(path, render(sections, notes).encode())
+    write_atomic(path, render(sections, notes).encode())
     return path

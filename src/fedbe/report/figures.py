@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbe.core.files import write_whole
+from fedbe.core.files import write_atomic
 from fedbe.errors import RunError
 from fedbe.report import colours
 from fedbe.report.chart import Chart, Panel, ReportSection, Series
@@ -33,7 +33,7 @@ def write_figures(sections: Sequence[ReportSection], folder: Path, kind: str) ->
         prefix = f"{section.id}-" if len(sections) > 1 else ""
         for chart in section.charts:
             path = folder / f"{prefix}{chart.id}.{kind}"
-            write_whole(path, draw(chart, kind))
+            write_atomic(path, draw(chart, kind))
             written.append(path)
     return written
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from fedbe.core.files import write_whole
+from fedbe.core.files import write_atomic
 from fedbe.experiment import run_folder
 from fedbe.report.chart import Chart
 from fedbe.report.figures import draw
@@ -174,10 +174,10 @@ def write(
     rows = collect(study, done)
     picture = by_round(study, scale, done)
     charts = [*([picture] if picture else []), *charts]
-    write_whole(root / "table.md", markdown(study, scale, rows, missing, charts).encode())
-    write_whole(root / "table.csv", as_csv(study, rows).encode())
+    write_atomic(root / "table.md", markdown(study, scale, rows, missing, charts).encode())
+    write_atomic(root / "table.csv", as_csv(study, rows).encode())
     for chart in charts:
-        write_whole(root / f"{chart.id}.csv", _csv([chart.table.columns, *chart.table.rows]).encode())
+        write_atomic(root / f"{chart.id}.csv", _csv([chart.table.columns, *chart.table.rows]).encode())
         for kind in ("svg", "png"):
-            write_whole(root / f"{chart.id}.{kind}", draw(chart, kind))
+            write_atomic(root / f"{chart.id}.{kind}", draw(chart, kind))
     return root / "table.md", [root / f"{chart.id}.svg" for chart in charts]

@@ -12,7 +12,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from fedbe.core.normalization import invalid_variance
+from fedbe.core.normalization import negative_variance
 from fedbe.core.state import Layout, ModelState
 from fedbe.core.updates import ClientId, ClientUpdate, Update, check_num_examples
 from fedbe.errors import AggregationError, SettingError, StateError
@@ -126,7 +126,7 @@ def _checked(update: ClientUpdate, layout: Layout, extras: Sequence[str]) -> Upd
     for what, vector in (("parameters", state.params), ("buffers", state.buffers)):
         if not bool(torch.isfinite(vector).all()):
             raise StateError(f"its {what} hold NaN or infinite values")
-    if (name := invalid_variance(state, layout)) is not None:
+    if (name := negative_variance(state, layout)) is not None:
         raise StateError(f"its running variance '{name}' has values below zero")
     return Update("" if client is None else client, state, examples, _extras(update.extras, extras, layout))
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from fedbe.algorithms.ensemble import Member, parse_members
 from fedbe.algorithms.server.context import Context, Draft, Round
-from fedbe.core.normalization import STATISTICS, keep_valid, recalibrate, with_statistics
+from fedbe.core.normalization import STATISTICS, batch_norm_layers, clamp_variances, recalibrate
 from fedbe.core.state import ModelState
 from fedbe.core.updates import ClientId
 from fedbe.errors import SettingError, nearest
@@ -82,13 +82,13 @@ class Teacher:
         """A sample with BatchNorm statistics that can be."""
         runner = context.runner
         if not self._recalibrates(runner.module):
-            return keep_valid(state, runner.layout)
+            return clamp_variances(state, runner.layout)
         runner.load(state)
         recalibrate(runner, context.unlabeled())
         return runner.read()
 
     def _recalibrates(self, module: nn.Module) -> bool:
-        return self.statistics == "recalibrated" and bool(with_statistics(module))
+        return self.statistics == "recalibrated" and bool(batch_norm_layers(module))
 
     def count(self, round: Round) -> int:
         """How many members `voters` will give."""
