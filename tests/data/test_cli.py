@@ -49,6 +49,8 @@ def test_errors_reach_the_caller(tmp_path):
         run("show", "digits", "--major-classes", 11, "--to", tmp_path / "x.png")
     with pytest.raises(DataError, match="no column of client ids"):
         run("show", "digits", "--split", "column", "--to", tmp_path / "x.png")
+    with pytest.raises(DataError, match=r"cannot write .*unharmed"):
+        run("show", "digits", "--to", tmp_path / "nowhere" / "x.png")
     with pytest.raises(DataError, match="unknown data set"):
         run("get", "imagenet")
     assert list(tmp_path.iterdir()) == []

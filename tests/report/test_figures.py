@@ -12,6 +12,7 @@ from PIL import Image
 from fedbe.report import build_sections, read_groups
 from fedbe.report.chart import Chart, Panel, Point, Series, Table
 from fedbe.report.figures import DRAW, _wrapped, draw, write_figures
+from fedbe.report.split_chart import split_chart
 
 STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
@@ -28,6 +29,22 @@ def test_bubbles_of_many_classes_do_not_cover_each_other(charts: dict[str, Chart
     pixels = np.asarray(Image.open(io.BytesIO(draw(replace(charts["split"], panels=(panel,)), "png"))).convert("L"))
     inside = pixels[pixels.shape[0] // 3 : -pixels.shape[0] // 3, pixels.shape[1] // 3 : -pixels.shape[1] // 3]
     assert 0.2 < (inside > 200).mean() < 0.9  # bubbles, and paper between them
+
+
+def test_bubbles_have_areas_in_proportion() -> None:
+    drawn = draw(split_chart(((400, 100),), ("a", "b"), "title"), "png")
+    image = np.asarray(Image.open(io.BytesIO(drawn)).convert("RGB")).astype(int)
+    inked = np.abs(image - [0x3F, 0x54, 0x68]).sum(2) < 20
+    columns = inked.any(0).nonzero()[0]
+    blobs = np.split(columns, (np.diff(columns) > 1).nonzero()[0] + 1)
+    first, second = (area for blob in blobs if (area := inked[:, blob].sum()) > 50)  # less is the edge of a letter
+    assert first / second == pytest.approx(4, rel=0.1)
+
+
+def test_a_class_may_be_called_like_a_formula() -> None:
+    """The first would lose its signs, and the second would raise an error."""
+    prices = draw(split_chart(((4, 3, 2),), ("$0-$50", "$100^$200", "cat"), "from $1 to $2"), "svg").decode()
+    assert all(f">{text}<" in prices for text in ("$0-$50", "$100^$200", "from $1 to $2"))
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])

@@ -68,7 +68,10 @@ def show(
     to: Annotated[Path | None, typer.Option(help="The PNG; default: SOURCE-SPLIT.png in this directory.")] = None,
 ) -> None:
     """Draw who has which images: clients × classes, the area of a bubble is the number of images."""
+    from fedbe.core.files import write_atomic
     from fedbe.data import load_task, plot, split
+    from fedbe.report.figures import draw
+    from fedbe.report.split_chart import split_chart
 
     train = load_task(source, seed=seed).train
     settings: dict[str, Any] = {
@@ -87,5 +90,6 @@ def show(
     title = f"{train.name}, {kind} split: {clients} clients, {len(parts.server):,} images at the server"
     out.print(plot.in_terminal(counts, train.classes, title))
     target = to or Path(f"{train.name}-{kind}.png")
-    plot.to_png(counts, train.classes, title, target)
+    chart = split_chart(tuple(map(tuple, counts.tolist())), train.classes, title)
+    write_atomic(target, draw(chart, "png"), DataError)
     typer.echo(f"written: {target}")

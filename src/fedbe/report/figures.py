@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 from fedbe.core.files import write_atomic
 from fedbe.errors import RunError
 from fedbe.report import colours
-from fedbe.report.chart import Chart, Panel, ReportSection, Series
+from fedbe.report.chart import Chart, Dot, Panel, ReportSection, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, SOFT, GRID = "#16181b", "#5a5e65", "#e9e7e2"
-WRONG = "#d98a3d"
+WRONG, BUBBLE = "#d98a3d", "#3f5468"
 CLOUDS = ("#0b4f9c", "#c04a00", "#0d8074")  # three classes that also differ in lightness
+SIMPLEX_MARKERS = {"": ("o", 14), "corner": ("o", 90), "centre": ("o", 90), "best": ("*", 170)}  # shape, size by role
 STYLES = {"solid": ("-", 1.8, 1.0), "dashed": ("--", 1.6, 1.0), "faint": ("-", 1.0, 0.7)}
 
 
@@ -74,7 +75,8 @@ def _size(chart: Chart) -> tuple[float, float]:
     if chart.kind == "bars":
         return max(4.6, wide), 1.1 + 0.28 * max(len(p.bars) for p in chart.panels)
     if chart.kind == "bubbles":
-        return 4.6, min(9.0, 1.4 + 0.3 * len(chart.panels[0].rows))
+        panel = chart.panels[0]
+        return 4.6 if len(panel.columns) <= 20 else 7.2, min(9.0, 1.4 + 0.3 * len(panel.rows))
     if chart.kind in PAIRED:
         return 5.4, 1.0 + (1.75 if chart.kind == "histogram" else 2.4) * _rows(chart)
     return max(4.6, wide), 4.2 if chart.kind in ("dots", "triangle") else 0.7 + 2.3 * _rows(chart)
@@ -207,53 +209,64 @@ def _dots(chart: Chart, panel: Panel, axes: "Axes") -> None:
 
 
 def _bubbles(chart: Chart, panel: Panel, axes: "Axes") -> None:
+    """A table of bubbles, and the total of each row at its right."""
     most, (width, height) = max(1, max(map(max, panel.counts))), _size(chart)
-    # In points; about an inch of either side is names.
+    # In points; labels take about an inch of either side.
     cell = 72 * min((width - 1) / len(panel.columns), (height - 1) / len(panel.rows))
     largest, every = min(130.0, (0.88 * cell) ** 2), math.ceil(9 / cell)
     for i, row in enumerate(panel.counts):
         areas = [max(0.6, largest * c / most) if c else 0.0 for c in row]
-        axes.scatter(range(len(row)), [i] * len(row), areas, color="#3f5468", lw=0)
+        axes.scatter(range(len(row)), [i] * len(row), areas, color=BUBBLE, lw=0)
+        if i % every == 0:
+            axes.annotate(f"{sum(row):,}", (1.01, i), xycoords=axes.get_yaxis_transform(), va="center", color=SOFT)
     columns = range(0, len(panel.columns), every)
     axes.set_xticks(columns, [_plain(panel.columns[j][:14]) for j in columns])
     axes.tick_params("x", rotation=90 if max(map(len, panel.columns)) > 3 else 0)
     axes.set_yticks(range(0, len(panel.rows), every), panel.rows[::every])
-    axes.set(xlabel=f"{chart.x_label}; largest bubble: {most:,} {chart.unit}", ylim=(len(panel.rows) - 0.5, -0.5))
+    axes.set(xlim=(-0.6, len(panel.columns) - 0.4), ylim=(len(panel.rows) - 0.5, -0.5))
+    axes.set_xlabel(f"{chart.x_label} (largest bubble: {most:,} {chart.unit}; right: total of the {chart.y_label})")
     axes.grid(axis="y", color=GRID)
     axes.set_axisbelow(True)
 
 
 def _triangle(chart: Chart, panel: Panel, axes: "Axes") -> None:
-    from matplotlib.colors import LinearSegmentedColormap
+    """Sampled models between three clients; colour is accuracy."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
     from matplotlib.patheffects import withStroke
 
     low, high = panel.scale or (0.0, 1.0)
-    ramp = LinearSegmentedColormap.from_list("fedbe", colours.RAMP)
+    accuracy = ScalarMappable(Normalize(low, high), LinearSegmentedColormap.from_list("fedbe", colours.RAMP))
     corners = [d for d in panel.dots if d.role == "corner"]
     axes.fill([d.x for d in corners], [d.y for d in corners], fill=False, ec=SOFT, lw=0.8)
-    for role, marker, size in (("", "o", 14), ("corner", "o", 90), ("centre", "o", 90), ("best", "*", 170)):
-        chosen = [d for d in panel.dots if d.role == role]
-        values = [low + (d.colour or 0) * (high - low) for d in chosen]
-        drawn = axes.scatter(
-            [d.x for d in chosen], [d.y for d in chosen], size, values,
-            marker=marker, cmap=ramp, ec=INK if role else "none", vmin=low, vmax=high,
+    for role, (marker, size) in SIMPLEX_MARKERS.items():
+        dots = [d for d in panel.dots if d.role == role]
+        values = [low + (d.colour or 0) * (high - low) for d in dots]
+        axes.scatter(
+            [d.x for d in dots], [d.y for d in dots], size, values,
+            marker=marker, cmap=accuracy.cmap, vmin=low, vmax=high, ec=INK if role else "none",
         )  # fmt: skip
-    for dot in (d for d in panel.dots if d.role):
-        side, shift = "center", (0, 9)
-        if dot.role == "best":  # beside the triangle, clear of the other names
-            side, shift = ("right", (-10, 2)) if dot.x < 0.5 else ("left", (10, 2))
-        elif dot.x in (0, 1):
-            side, shift = ("left" if dot.x == 0 else "right"), (0, -15)
-        axes.annotate(
-            dot.label, (dot.x, dot.y), shift, textcoords="offset points", ha=side, fontweight="bold",
-            path_effects=[withStroke(linewidth=2, foreground="white")],
-        )  # fmt: skip
+    for dot in panel.dots:
+        if dot.role:
+            side, offset = _simplex_label(dot)
+            axes.annotate(
+                dot.label, (dot.x, dot.y), offset, textcoords="offset points", ha=side, fontweight="bold",
+                path_effects=[withStroke(linewidth=2, foreground="white")],
+            )  # fmt: skip
     axes.set(aspect="equal", ylim=(-0.12, 0.99))
     axes.axis("off")
-    bar = axes.figure.colorbar(
-        drawn, ax=axes, orientation="horizontal", shrink=0.6, label=f"test accuracy, {chart.unit}"
-    )
+    label = f"test accuracy, {chart.unit}"
+    bar = axes.figure.colorbar(accuracy, ax=axes, orientation="horizontal", shrink=0.6, label=label)
     bar.outline.set_visible(False)
+
+
+def _simplex_label(dot: Dot) -> tuple[str, tuple[int, int]]:
+    """Alignment and offset in points of a label: clear of the triangle and of the other labels."""
+    if dot.role == "best":
+        return ("right", (-10, 2)) if dot.x < 0.5 else ("left", (10, 2))
+    if dot.x == 0:
+        return "left", (0, -15)
+    return ("right", (0, -15)) if dot.x == 1 else ("center", (0, 9))
 
 
 def _histogram(chart: Chart, panel: Panel, axes: "Axes") -> None:

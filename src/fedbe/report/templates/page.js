@@ -198,7 +198,7 @@
       });
     });
     const foot = head + rows.length * cell + 22;
-    svg("text", { x: left, y: foot }, root, `largest bubble: ${most.toLocaleString("en")}; right: all of a client`);
+    svg("text", { x: left, y: foot }, root, `largest bubble: ${most.toLocaleString("en")} ${chart.unit}; right: total of the ${chart.y_label}`);
     return { root, stops };
   }
 
