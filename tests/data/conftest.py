@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedbe.data import load_task
-from fedbe.data.catalogue import here
+from fedbe.data.catalogue import local_path
 
 CIFAR_FILES = {
     "cifar10": [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"],
@@ -21,10 +21,10 @@ CIFAR_FILES = {
 
 @pytest.fixture
 def real():
-    """`load` for a data set that is really there; else the test is skipped and says why."""
+    """`load_task` for a data set that is really there; else the test is skipped and says why."""
 
     def load_real(name):
-        if not os.environ.get("FEDBE_DATA") or here(name) is None:
+        if not os.environ.get("FEDBE_DATA") or local_path(name) is None:
             pytest.skip(f"FEDBE_DATA has no {name}; get it with `fedbe data get {name}`")
         return load_task(name)
 
@@ -103,5 +103,5 @@ def tiny_tree():
 def jpeg(colour):
     memory = io.BytesIO()
     mode = "RGB" if isinstance(colour, tuple) else "L"
-    Image.new(mode, (64, 64), colour).save(memory, "JPEG", metrics=95)
+    Image.new(mode, (64, 64), colour).save(memory, "JPEG", quality=95)
     return memory.getvalue()

@@ -37,7 +37,7 @@ def test_a_folder_without_images_is_no_class(tmp_path):
     save_images(tmp_path / ".ipynb_checkpoints", 2)  # copies, of what somebody looked at
     assert load_task(tmp_path).train.classes == ("cats", "dogs")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="empty holds no image, so it is no class: remove it"):
+    with pytest.raises(DataError, match="empty has no images"):
         load_task(tmp_path)
 
 
@@ -58,7 +58,7 @@ def test_one_colour_image_makes_all_of_them_colour(tmp_path):
 
 
 def test_folders_that_cannot_work_are_named(tmp_path):
-    with pytest.raises(DataError, match="one folder of images for each class"):
+    with pytest.raises(DataError, match="one folder of images"):
         load_task(f"folder:{tmp_path}")
     with pytest.raises(DataError, match="does not exist"):
         load_task(f"folder:{tmp_path / 'nowhere'}")
@@ -90,7 +90,7 @@ def test_npz(tmp_path):
     task = load_task(f"npz:{path}")
     assert task.train.classes == ("no", "yes")
     assert len(task.train) == 8
-    assert task.train.clients.shape == (8,)
+    assert task.train.client_ids.shape == (8,)
     assert task.train.name == "mine"
     assert load_task(path).train.digest() == task.train.digest()
 
@@ -114,7 +114,7 @@ def test_npz_never_unpickles(tmp_path):
 def test_npz_without_the_names_and_damaged(tmp_path):
     path = tmp_path / "mine.npz"
     np.savez(path, pixels=IMAGES)
-    with pytest.raises(DataError, match=r"must hold `inputs` and `labels`.*but holds pixels"):
+    with pytest.raises(DataError, match=r"`inputs` and `labels`.*but has pixels"):
         load_task(path)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match=r"not an \.npz of plain arrays"):
@@ -155,11 +155,11 @@ def test_arrays_in_the_shapes_that_people_have(inputs, shape):
     ("inputs", "labels", "sentence"),
     [
         (IMAGES.astype(np.int32), LABELS, "images must be uint8 or floats"),
-        (IMAGES - 0.5, LABELS, r"floats must lie in \[0, 1\]"),
+        (IMAGES - 0.5, LABELS, r"floats must be in \[0, 1\]"),
         (IMAGES[0, 0, 0], LABELS, "must have 2, 3 or 4 axes"),
-        (IMAGES.reshape(10, -1).astype(str), LABELS, "inputs must be numbers, got <U"),
-        (IMAGES.reshape(10, -1) * 1j, LABELS, "inputs must be numbers, got complex128"),
-        (IMAGES, LABELS * 0.5, "labels must be whole numbers"),
+        (IMAGES.reshape(10, -1).astype(str), LABELS, "inputs must be numbers.*got <U"),
+        (IMAGES.reshape(10, -1) * 1j, LABELS, "inputs must be numbers.*got complex128"),
+        (IMAGES, LABELS * 0.5, "labels must be integers"),
         (IMAGES, LABELS[:4], r"`labels` must be int64 of shape \[10\]"),
     ],
 )
@@ -216,7 +216,7 @@ def test_hugging_face_table():
     task = load_task(Table(10, clients=[5] * 6 + [9] * 4))
     assert task.train.classes == ("cat", "dog")
     assert task.train.inputs.shape == (8, 4, 4, 3)
-    assert sorted(torch.cat([task.train.clients, task.test.clients]).tolist()) == [5] * 6 + [9] * 4
+    assert sorted(torch.cat([task.train.client_ids, task.test.client_ids]).tolist()) == [5] * 6 + [9] * 4
 
 
 def test_hugging_face_parts():
@@ -248,7 +248,7 @@ def test_client_ids_may_be_words(tmp_path):
     path = tmp_path / "mine.npz"
     np.savez(path, inputs=np.zeros((10, 2)), labels=LABELS, clients=["eve"] * 5 + ["bob"] * 5)
     task = load_task(path)
-    ids = torch.cat([task.train.clients, task.test.clients])
+    ids = torch.cat([task.train.client_ids, task.test.client_ids])
     assert torch.bincount(ids).tolist() == [5, 5]
 
 
@@ -305,5 +305,5 @@ def test_tasks_and_datasets_pass_through():
 def test_too_few_to_hold_out():
     with pytest.raises(DataError, match="must have 5 examples or more"):
         load_task((np.zeros((4, 2)), np.zeros(4, int)))
-    with pytest.raises(DataError, match=r"must hold \(input, label\) pairs, got nothing"):
+    with pytest.raises(DataError, match=r"pairs, got nothing"):
         load_task(torch.utils.data.TensorDataset(torch.zeros(0, 2), torch.zeros(0)))

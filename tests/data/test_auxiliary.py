@@ -3,8 +3,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedbe.data import Dataset, Task, unlabeled
-from fedbe.data.auxiliary import SHARED, fit
+from fedbe.data import Dataset, Task, load_unlabeled
+from fedbe.data.auxiliary import SHARED_IMAGES, match_shape
 from fedbe.errors import DataError, SettingError
 
 
@@ -21,14 +21,14 @@ def numbers(images):
 
 
 def test_shuffled_training_images_then_test_images_and_smaller_is_a_part_of_larger():
-    every = unlabeled(source(), size=None, like=(3, 8, 8), seed=0, task="mine")
+    every = load_unlabeled(source(), size=None, shape=(3, 8, 8), seed=0, task="mine")
     assert sorted(numbers(every)[:20]) == list(range(20))
     assert sorted(numbers(every)[20:]) == list(range(20, 25))
     assert numbers(every)[:20] != list(range(20))
     assert numbers(every)[20:] != list(range(20, 25))
-    some = unlabeled(source(), size=7, like=(3, 8, 8), seed=0, task="mine")
+    some = load_unlabeled(source(), size=7, shape=(3, 8, 8), seed=0, task="mine")
     assert numbers(some) == numbers(every)[:7]
-    assert numbers(unlabeled(source(), size=7, like=(3, 8, 8), seed=1, task="mine")) != numbers(some)
+    assert numbers(load_unlabeled(source(), size=7, shape=(3, 8, 8), seed=1, task="mine")) != numbers(some)
 
 
 def test_shared_images_of_the_two_cifars_are_left_out():
@@ -42,39 +42,39 @@ def test_shared_images_of_the_two_cifars_are_left_out():
             Dataset(name, pixels[:50_000], label[:50_000], ("a",)),
             Dataset(name, pixels[50_000:], label[50_000:], ("a",)),
         )
-        found = unlabeled(parts, size=None, like=(3, 1, 1), seed=0, task=task).view(-1, 3).long()
+        found = load_unlabeled(parts, size=None, shape=(3, 1, 1), seed=0, task=task).view(-1, 3).long()
         places = found[:, 0] + 256 * found[:, 1] + 65_536 * found[:, 2]
-        assert sorted(set(range(count)) - set(places.tolist())) == sorted(SHARED[task, name])
-        assert len(unlabeled(parts, size=None, like=(3, 1, 1), seed=0, task="digits")) == count
+        assert sorted(set(range(count)) - set(places.tolist())) == sorted(SHARED_IMAGES[task, name])
+        assert len(load_unlabeled(parts, size=None, shape=(3, 1, 1), seed=0, task="digits")) == count
 
 
 def test_images_are_resized_like_pillow_does():
     image = torch.randint(0, 256, (1, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    small = fit(image, (3, 32, 32))
+    small = match_shape(image, (3, 32, 32))
     pillow = np.asarray(Image.fromarray(image[0].numpy()).resize((32, 32), Image.Resampling.BILINEAR))
     assert small.shape == (1, 32, 32, 3)
     assert small.is_contiguous()
     assert np.abs(small[0].numpy().astype(int) - pillow.astype(int)).max() <= 1
-    assert fit(image, (3, 48, 20)).shape == (1, 48, 20, 3)
+    assert match_shape(image, (3, 48, 20)).shape == (1, 48, 20, 3)
 
 
 def test_grey_and_colour():
     colour = torch.tensor([[[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]]]], dtype=torch.uint8)
-    assert fit(colour, (1, 1, 4)).flatten().tolist() == [76, 150, 29, 255]
+    assert match_shape(colour, (1, 1, 4)).flatten().tolist() == [76, 150, 29, 255]
     grey = torch.tensor([[[[7]]]], dtype=torch.uint8)
-    assert fit(grey, (3, 1, 1)).flatten().tolist() == [7, 7, 7]
-    with pytest.raises(DataError, match="images with 4 channels cannot be made to fit a task with 3"):
-        fit(torch.zeros(1, 2, 2, 4, dtype=torch.uint8), (3, 2, 2))
+    assert match_shape(grey, (3, 1, 1)).flatten().tolist() == [7, 7, 7]
+    with pytest.raises(DataError, match="4 channels cannot be converted"):
+        match_shape(torch.zeros(1, 2, 2, 4, dtype=torch.uint8), (3, 2, 2))
 
 
 def test_what_cannot_work_is_named():
     with pytest.raises(SettingError, match="`size` must be 1 … 25, the number of images in other, got 26"):
-        unlabeled(source(), size=26, like=(3, 8, 8), seed=0, task="mine")
-    with pytest.raises(SettingError, match="would hold its test images"):
-        unlabeled(source(name="mine"), size=3, like=(3, 8, 8), seed=0, task="mine")
+        load_unlabeled(source(), size=26, shape=(3, 8, 8), seed=0, task="mine")
+    with pytest.raises(SettingError, match="own test images"):
+        load_unlabeled(source(name="mine"), size=3, shape=(3, 8, 8), seed=0, task="mine")
     with pytest.raises(DataError, match="must be images, but swissroll has vectors"):
-        unlabeled("swissroll", size=3, like=(3, 8, 8), seed=0, task="mine")
+        load_unlabeled("swissroll", size=3, shape=(3, 8, 8), seed=0, task="mine")
 
 
 def test_digits_for_a_colour_task():
-    assert unlabeled("digits", size=11, like=(3, 32, 32), seed=0, task="cifar10").shape == (11, 32, 32, 3)
+    assert load_unlabeled("digits", size=11, shape=(3, 32, 32), seed=0, task="cifar10").shape == (11, 32, 32, 3)

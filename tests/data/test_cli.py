@@ -47,7 +47,7 @@ def test_show_has_every_setting_and_follows_the_seed(tmp_path):
 def test_errors_reach_the_caller(tmp_path):
     with pytest.raises(SettingError, match="`major_classes` must be"):
         run("show", "digits", "--major-classes", 11, "--to", tmp_path / "x.png")
-    with pytest.raises(DataError, match="no column of client ids"):
+    with pytest.raises(DataError, match="no client ids"):
         run("show", "digits", "--split", "column", "--to", tmp_path / "x.png")
     with pytest.raises(DataError, match=r"cannot write .*unharmed"):
         run("show", "digits", "--to", tmp_path / "nowhere" / "x.png")
@@ -66,6 +66,6 @@ def test_get_tells_how_far_it_is_and_where_it_went(tmp_path, monkeypatch):
         progress("file.gz", 100, 100)
         return root / name
 
-    monkeypatch.setattr("fedbe.data.download.get", get)
+    monkeypatch.setattr("fedbe.data.download.download_dataset", get)
     done = run("get", "mnist", "--to", tmp_path)
     assert f"mnist is in {tmp_path / 'mnist'}" in done.output

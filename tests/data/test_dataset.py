@@ -8,15 +8,15 @@ IMAGES = torch.arange(48, dtype=torch.uint8).view(4, 2, 2, 3)
 LABELS = torch.tensor([0, 1, 1, 0])
 
 
-def made(inputs=IMAGES, labels=LABELS, classes=("a", "b"), clients=None):
-    return Dataset("mine", inputs, labels, classes, clients)
+def made(inputs=IMAGES, labels=LABELS, classes=("a", "b"), client_ids=None):
+    return Dataset("mine", inputs, labels, classes, client_ids)
 
 
 def test_subset_takes_inputs_labels_and_clients_in_order():
-    part = made(clients=torch.tensor([7, 8, 9, 7])).subset(torch.tensor([3, 1]))
+    part = made(client_ids=torch.tensor([7, 8, 9, 7])).subset(torch.tensor([3, 1]))
     assert torch.equal(part.inputs, IMAGES[[3, 1]])
     assert part.labels.tolist() == [0, 1]
-    assert part.clients.tolist() == [7, 8]
+    assert part.client_ids.tolist() == [7, 8]
     assert len(part) == 2
 
 
@@ -28,7 +28,7 @@ def test_digest_follows_content_not_name():
     assert made().digest() != made(inputs=changed).digest()
     assert made().digest() != made(labels=torch.tensor([0, 1, 1, 1])).digest()
     assert made().digest() != made(inputs=IMAGES.view(4, 3, 2, 2)).digest()
-    mine, yours = (made(clients=torch.tensor(ids)) for ids in ([0, 0, 1, 1], [0, 1, 1, 1]))
+    mine, yours = (made(client_ids=torch.tensor(ids)) for ids in ([0, 0, 1, 1], [0, 1, 1, 1]))
     assert len({made().digest(), mine.digest(), yours.digest()}) == 3  # who has what is content, too
 
 
@@ -40,7 +40,7 @@ def test_digest_follows_content_not_name():
         ({"labels": LABELS[:3]}, r"`labels` must be int64 of shape \[4\].*got int64 \[3\]"),
         ({"labels": LABELS.int()}, r"got int32 \[4\]"),
         ({"labels": LABELS + 1}, "labels of 2 classes must be 0 … 1, got 1 … 2"),
-        ({"clients": torch.zeros(3, dtype=torch.int64)}, r"`clients` must be int64 of shape \[4\]"),
+        ({"client_ids": torch.zeros(3, dtype=torch.int64)}, r"`client_ids` must be int64 of shape \[4\]"),
     ],
 )
 def test_what_does_not_fit_is_named(change, sentence):

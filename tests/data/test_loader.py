@@ -8,7 +8,7 @@ import torch.multiprocessing
 
 from fedbe.core.random import generator
 from fedbe.data import Augment, BatchLoader
-from fedbe.data.loader import moments
+from fedbe.data.loader import channel_statistics
 from fedbe.errors import DataError, SettingError
 
 PIXELS = torch.randint(0, 256, (30, 8, 6, 3), dtype=torch.uint8, generator=generator(0, role="test-pixels"))
@@ -34,42 +34,41 @@ def possible_views(image, pad, flip):
     return torch.stack(views)
 
 
-def test_moments_by_hand():
+def test_channel_statistics_by_hand():
     images = torch.tensor([[[[0, 10], [255, 10]]], [[[255, 10], [255, 10]]]], dtype=torch.uint8)
-    mean, std = moments(images)
+    mean, std = channel_statistics(images)
     assert mean.tolist() == pytest.approx([0.75, 10 / 255])
     assert std.tolist() == pytest.approx([0.1875**0.5, 1.0])  # the second channel never changes
-    mean, std = moments(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+    mean, std = channel_statistics(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
     assert mean.tolist() == [2.0, 5.0]
     assert std.tolist() == [1.0, 1.0]
 
 
-def test_moments_agree_with_float64():
-    mean, std = moments(PIXELS)
+def test_channel_statistics_agree_with_float64():
+    mean, std = channel_statistics(PIXELS)
     values = PIXELS.double() / 255
     torch.testing.assert_close(mean.double(), values.mean((0, 1, 2)), rtol=1e-6, atol=0)
     torch.testing.assert_close(std.double(), values.std((0, 1, 2), correction=0), rtol=1e-6, atol=0)
 
 
 def test_plain_batch_is_normalised_channels_last():
-    feed = BatchLoader(PIXELS, mean=torch.tensor([0.1, 0.2, 0.3]), std=torch.tensor([0.5, 1.0, 2.0]), augment=Augment())
+    mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, 1.0, 2.0])
+    loader = BatchLoader(PIXELS, mean=mean, std=std, augment=Augment())
     index = torch.tensor([4, 0, 4])
-    batch = feed.batch(index)
-    expected = (plain(PIXELS[index]) - torch.tensor([0.1, 0.2, 0.3]).view(1, 3, 1, 1)) / torch.tensor(
-        [0.5, 1.0, 2.0]
-    ).view(1, 3, 1, 1)
+    batch = loader.batch(index)
+    expected = (plain(PIXELS[index]) - mean.view(1, 3, 1, 1)) / std.view(1, 3, 1, 1)
     torch.testing.assert_close(batch, expected)
     assert batch.is_contiguous(memory_format=torch.channels_last)
-    assert feed.shape == tuple(batch.shape[1:]) == (3, 8, 6)
+    assert loader.shape == tuple(batch.shape[1:]) == (3, 8, 6)
 
 
 def test_without_a_generator_nothing_is_random():
-    feed = BatchLoader(PIXELS, augment=Augment())
-    assert torch.equal(feed.batch(EVERY), feed.batch(EVERY))
-    assert not torch.equal(feed.batch(EVERY, generator(0)), feed.batch(EVERY))
+    loader = BatchLoader(PIXELS, augment=Augment())
+    assert torch.equal(loader.batch(EVERY), loader.batch(EVERY))
+    assert not torch.equal(loader.batch(EVERY, generator(0)), loader.batch(EVERY))
 
 
-def test_own_moments_make_mean_zero_and_deviation_one():
+def test_default_statistics_make_mean_zero_and_deviation_one():
     batch = BatchLoader(PIXELS).batch(EVERY)
     torch.testing.assert_close(batch.mean((0, 2, 3)), ZERO, atol=1e-5, rtol=0)
     torch.testing.assert_close(batch.std((0, 2, 3), correction=0), ONE, atol=1e-5, rtol=0)
@@ -77,12 +76,12 @@ def test_own_moments_make_mean_zero_and_deviation_one():
 
 @pytest.mark.parametrize(("pad", "flip"), [(2, True), (4, True), (2, False), (0, True)])
 def test_augmented_images_are_exactly_those_of_the_naive_way(pad, flip):
-    feed = BatchLoader(PIXELS, mean=ZERO, std=ONE, augment=Augment(pad, flip))
+    loader = BatchLoader(PIXELS, mean=ZERO, std=ONE, augment=Augment(pad, flip))
     index = torch.tensor([3, 3, 7, 0, 29, 3])
     draw = generator(1)
     seen = set()
     for _ in range(60):
-        for image, got in zip(index.tolist(), feed.batch(index, draw), strict=True):
+        for image, got in zip(index.tolist(), loader.batch(index, draw), strict=True):
             views = plain(possible_views(PIXELS[image], pad, flip))
             same = [number for number, view in enumerate(views) if torch.allclose(view, got, atol=1e-6)]
             assert len(same) == 1
@@ -93,10 +92,10 @@ def test_augmented_images_are_exactly_those_of_the_naive_way(pad, flip):
 
 
 def test_corners_and_directions_are_uniform():
-    feed = BatchLoader(torch.zeros(1, 3, 3, 1, dtype=torch.uint8), mean=torch.zeros(1), std=torch.ones(1))
-    feed._inputs[0, 1, 0, 0] = 255  # one bright pixel tells both the crop and the flip
-    feed.augment = Augment(pad=1)
-    batch = feed.batch(torch.zeros(18_000, dtype=torch.int64), generator(2)).flatten(1)
+    loader = BatchLoader(torch.zeros(1, 3, 3, 1, dtype=torch.uint8), mean=torch.zeros(1), std=torch.ones(1))
+    loader._inputs[0, 1, 0, 0] = 255  # one bright pixel tells both the crop and the flip
+    loader.augment = Augment(pad=1)
+    batch = loader.batch(torch.zeros(18_000, dtype=torch.int64), generator(2)).flatten(1)
     where = batch.argmax(1)[batch.sum(1) > 0]
     counts = torch.bincount(where, minlength=9).view(3, 3) / 18_000
     # Rows: moved by −1, 0 or 1. Columns: from 0 to 0 or 1 or out; mirrored, from 2 to 2 or 1 or out.
@@ -105,50 +104,50 @@ def test_corners_and_directions_are_uniform():
 
 
 def test_an_empty_batch_is_empty():
-    feed = BatchLoader(PIXELS, augment=Augment())
+    loader = BatchLoader(PIXELS, augment=Augment())
     none = torch.zeros(0, dtype=torch.int64)
-    assert feed.batch(none, generator(0)).shape == feed.batch(none).shape == (0, 3, 8, 6)
+    assert loader.batch(none, generator(0)).shape == loader.batch(none).shape == (0, 3, 8, 6)
 
 
 def test_same_generator_same_batch_other_generator_other():
-    feed = BatchLoader(PIXELS, augment=Augment())
-    assert torch.equal(feed.batch(EVERY, generator(5)), feed.batch(EVERY, generator(5)))
-    assert not torch.equal(feed.batch(EVERY, generator(5)), feed.batch(EVERY, generator(6)))
+    loader = BatchLoader(PIXELS, augment=Augment())
+    assert torch.equal(loader.batch(EVERY, generator(5)), loader.batch(EVERY, generator(5)))
+    assert not torch.equal(loader.batch(EVERY, generator(5)), loader.batch(EVERY, generator(6)))
 
 
 def test_bfloat16_is_float32_rounded_once():
-    feed = BatchLoader(PIXELS, augment=Augment())
-    half = feed.to(torch.bfloat16)
-    assert feed.dtype is torch.float32
+    loader = BatchLoader(PIXELS, augment=Augment())
+    half = loader.to(torch.bfloat16)
+    assert loader.dtype is torch.float32
     got = half.batch(EVERY, generator(3))
     assert got.dtype is torch.bfloat16
     assert got.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(got, feed.batch(EVERY, generator(3)).bfloat16())
+    assert torch.equal(got, loader.batch(EVERY, generator(3)).bfloat16())
 
 
 def test_select_of_select_shares_the_pixels():
-    feed = BatchLoader(PIXELS)
-    part = feed.select(torch.tensor([5, 6, 7, 8])).select(torch.tensor([3, 0]))
+    loader = BatchLoader(PIXELS)
+    part = loader.select(torch.tensor([5, 6, 7, 8])).select(torch.tensor([3, 0]))
     assert len(part) == 2
-    assert len(feed) == 30
+    assert len(loader) == 30
     assert part._inputs.data_ptr() == PIXELS.data_ptr()
-    assert torch.equal(part.batch(torch.tensor([0, 1])), feed.batch(torch.tensor([8, 5])))
+    assert torch.equal(part.batch(torch.tensor([0, 1])), loader.batch(torch.tensor([8, 5])))
 
 
 def test_like_sees_other_data_with_the_same_eyes():
-    feed = BatchLoader(PIXELS, augment=Augment(1), dtype=torch.bfloat16)
-    other = feed.like(PIXELS[:2] // 2)
-    assert torch.equal(other.mean, feed.mean)
-    assert torch.equal(other.std, feed.std)
-    assert (other.augment, other.dtype) == (feed.augment, feed.dtype)
+    loader = BatchLoader(PIXELS, augment=Augment(1), dtype=torch.bfloat16)
+    other = loader.like(PIXELS[:2] // 2)
+    assert torch.equal(other.mean, loader.mean)
+    assert torch.equal(other.std, loader.std)
+    assert (other.augment, other.dtype) == (loader.augment, loader.dtype)
 
 
 def test_vectors_are_standardised_and_never_augmented():
-    feed = BatchLoader(torch.tensor([[1.0, 10.0], [3.0, 10.0]]))
-    assert feed.shape == (2,)
+    loader = BatchLoader(torch.tensor([[1.0, 10.0], [3.0, 10.0]]))
+    assert loader.shape == (2,)
     expected = torch.tensor([[-1.0, 0.0], [1.0, 0.0]])
-    assert torch.equal(feed.batch(torch.tensor([0, 1]), generator(0)), expected)
-    assert torch.equal(feed.batch(torch.tensor([0, 1])), expected)
+    assert torch.equal(loader.batch(torch.tensor([0, 1]), generator(0)), expected)
+    assert torch.equal(loader.batch(torch.tensor([0, 1])), expected)
 
 
 def test_batch_does_not_touch_the_data():
@@ -163,37 +162,37 @@ def test_batch_does_not_touch_the_data():
 WORKER = """
 import torch
 
-def work(feed, answers):
-    feed._inputs[0, 0, 0, 0] = 77  # seen by the parent only if the memory is one and the same
-    answers.put((feed._inputs.is_shared(), feed.batch(torch.tensor([1])).sum().item()))
+def work(loader, answers):
+    loader._inputs[0, 0, 0, 0] = 77  # seen by the parent only if the memory is one and the same
+    answers.put((loader._inputs.is_shared(), loader.batch(torch.tensor([1])).sum().item()))
 """
 
 
 def test_worker_processes_read_the_same_memory(tmp_path, monkeypatch):
-    (tmp_path / "feed_worker.py").write_text(WORKER)
+    (tmp_path / "loader_worker.py").write_text(WORKER)
     monkeypatch.syspath_prepend(tmp_path)  # a spawned process finds the function by its module's name
-    work = importlib.import_module("feed_worker").work
+    work = importlib.import_module("loader_worker").work
     pixels = PIXELS.clone()
     pixels[0, 0, 0, 0] = 0
-    feed = BatchLoader(pixels, mean=ZERO, std=ONE)
-    assert not feed._inputs.is_shared()
-    assert feed.share_() is feed
-    assert feed._inputs.is_shared()
+    loader = BatchLoader(pixels, mean=ZERO, std=ONE)
+    assert not loader._inputs.is_shared()
+    assert loader.share_() is loader
+    assert loader._inputs.is_shared()
     context = torch.multiprocessing.get_context("spawn")
     answers = context.Queue()
-    worker = context.Process(target=work, args=(feed.select(torch.tensor([0, 3])), answers))
+    worker = context.Process(target=work, args=(loader.select(torch.tensor([0, 3])), answers))
     worker.start()
     shared, total = answers.get(timeout=60)
     worker.join()
     assert shared
-    assert feed._inputs[0, 0, 0, 0] == 77
+    assert loader._inputs[0, 0, 0, 0] == 77
     assert total == pytest.approx(plain(pixels[3:4]).sum().item(), rel=1e-5)
 
 
-def test_a_shared_feed_is_sent_as_a_handle():
-    feed = BatchLoader(torch.zeros(200, 32, 32, 3, dtype=torch.uint8), mean=ZERO, std=ONE).share_()
+def test_a_shared_loader_is_sent_as_a_handle():
+    loader = BatchLoader(torch.zeros(200, 32, 32, 3, dtype=torch.uint8), mean=ZERO, std=ONE).share_()
     sent = io.BytesIO()
-    ForkingPickler(sent).dump(feed)
+    ForkingPickler(sent).dump(loader)
     assert sent.tell() < 10_000  # the pixels are 614,400 bytes
 
 

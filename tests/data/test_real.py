@@ -5,9 +5,9 @@ import hashlib
 import pytest
 import torch
 
-from fedbe.data import split, unlabeled
-from fedbe.data.auxiliary import SHARED
-from fedbe.data.loader import moments
+from fedbe.data import load_unlabeled, split
+from fedbe.data.auxiliary import SHARED_IMAGES
+from fedbe.data.loader import channel_statistics
 
 pytestmark = pytest.mark.real
 
@@ -25,7 +25,7 @@ def test_cifar10_is_the_real_one(real):
 
 
 def test_cifar10_moments_are_those_of_the_literature(real):
-    mean, std = moments(real("cifar10").train.inputs)
+    mean, std = channel_statistics(real("cifar10").train.inputs)
     assert mean.tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=5e-5)
     assert std.tolist() == pytest.approx([0.2470, 0.2435, 0.2616], abs=5e-5)
 
@@ -45,7 +45,7 @@ def test_no_image_of_the_task_is_among_the_foreign_ones(real, task, other):
     own = {image.numpy().tobytes() for part in (real(task).train, real(task).test) for image in part.inputs}
     theirs = [image.numpy().tobytes() for part in (real(other).train, real(other).test) for image in part.inputs]
     shared = [place for place, image in enumerate(theirs) if image in own]
-    assert tuple(shared) == SHARED[task, other]
-    images = unlabeled(other, size=None, like=(3, 32, 32), seed=0, task=task)
+    assert tuple(shared) == SHARED_IMAGES[task, other]
+    images = load_unlabeled(other, size=None, shape=(3, 32, 32), seed=0, task=task)
     assert len(images) == 59_997
     assert not any(image.numpy().tobytes() in own for image in images)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedbe.core.random import generator
-from fedbe.data import Split, split
+from fedbe.data import Partition, split
 from fedbe.data.splits import stratified
 from fedbe.errors import DataError, SettingError
 
@@ -22,7 +22,7 @@ def classes(count, images):
     return torch.arange(count).repeat_interleave(images)
 
 
-def assert_exactly_once(parts: Split, images: int):
+def assert_exactly_once(parts: Partition, images: int):
     everything = torch.cat([parts.server, *parts.clients])
     assert torch.equal(everything.sort().values, torch.arange(images))
     assert all(torch.equal(part, part.sort().values) for part in (parts.server, *parts.clients))

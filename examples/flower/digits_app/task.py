@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from fedbe.data import Dataset, Split, load_task, split
+from fedbe.data import Dataset, Partition, load_task, split
 
 SERVER_IMAGES = 300  # without labels: what the methods that distil need
 
@@ -22,7 +22,7 @@ class Net(nn.Sequential):
 
 
 @cache
-def parts(clients: int, seed: int) -> tuple[Dataset, Dataset, Split]:
+def parts(clients: int, seed: int) -> tuple[Dataset, Dataset, Partition]:
     """Training data, test data, and who has which of the training data: a function of (clients, seed)."""
     task = load_task("digits")
     kind = split(

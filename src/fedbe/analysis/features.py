@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedbe.analysis.data import load_task
 from fedbe.analysis.runs import Run
-from fedbe.data.auxiliary import fit
+from fedbe.data.auxiliary import match_shape
 from fedbe.errors import DataError
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.saved_model import Loaded, open_run
@@ -49,7 +49,7 @@ def _foreign(loaded: Loaded, source: str, seed: int) -> dict[str, Any] | str:
     except DataError as error:
         return str(error)
     channels, height, width = loaded.spec.shape
-    features, predicted = penultimate(loaded, fit(images, (channels, height, width)))
+    features, predicted = penultimate(loaded, match_shape(images, (channels, height, width)))
     chosen = torch.isin(predicted, torch.tensor(CLASSES)).nonzero().flatten()[:MAX_IMAGES]
     if len(chosen) <= NEIGHBOURS or len(set(predicted[chosen].tolist())) < 2:
         return f"too few images of {source} are predicted as one of the three classes"

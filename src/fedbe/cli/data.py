@@ -1,4 +1,4 @@
-"""`fedbe data`: what is known, getting it, looking at a split. torch is imported by the command that needs it."""
+"""`fedbe data`: list and download data sets, show a split. Commands import torch only if they need it."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,22 +10,21 @@ from rich.progress import Progress as Bars
 from fedbe.cli.console import err, out, plain_table
 from fedbe.errors import DataError
 
-app = typer.Typer(help="Data sets: what is known, getting one, a picture of a split.", no_args_is_help=True)
+app = typer.Typer(help="Data sets: list them, download one, show a split.", no_args_is_help=True)
 
 
 @app.command("list")
-def list_known() -> None:
-    """Show every known data set: what it is, whether it is here, its size and its licence."""
-    from fedbe.data.catalogue import DATASETS, data_root, here
+def list_datasets() -> None:
+    """List the data sets: what each is, whether it is on this machine, its size and its licence."""
+    from fedbe.data.catalogue import DATASETS, data_root, local_path
 
     table = plain_table("name", "what", "here", "size", "licence")
     table.title, table.columns[3].justify = f"data sets in {data_root()}", "right"
-    for name, entry in DATASETS.items():
-        place = here(name)
-        state = "yes" if place or entry.read is None else "no"
-        size = f"{entry.megabytes} MB" if entry.read else "–"
-        table.add_row(name, entry.what, state, size, entry.licence)
-    table.caption = "fetch one with: fedbe data get NAME"
+    for name, info in DATASETS.items():
+        here = "yes" if info.read is None or local_path(name) else "no"
+        size = f"{info.megabytes} MB" if info.read else "–"
+        table.add_row(name, info.description, here, size, info.licence)
+    table.caption = "download one with: fedbe data get NAME"
     out.print(table)
 
 
@@ -33,10 +32,10 @@ def list_known() -> None:
 def get(
     name: Annotated[str, typer.Argument(help="A name that `fedbe data list` shows.")],
     to: Annotated[
-        Path | None, typer.Option(help="Where to put it; default: FEDBE_DATA or the user's cache directory.")
+        Path | None, typer.Option(help="The data directory; default: FEDBE_DATA or the user's cache directory.")
     ] = None,
 ) -> None:
-    """Fetch a data set: resumed where it broke off, checked by SHA-256, written whole or not at all."""
+    """Download a data set: resumable, checked by SHA-256, complete or absent."""
     from fedbe.data import download
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -48,8 +47,8 @@ def get(
                 tasks[file] = bars.add_task(file, total=None)
             bars.update(tasks[file], completed=done, total=total or None)
 
-        place = download.get(name, to, progress)
-    typer.echo(f"{name} is in {place}")
+        path = download.download_dataset(name, to, progress)
+    typer.echo(f"{name} is in {path}")
 
 
 @app.command()
@@ -58,16 +57,16 @@ def show(
     kind: Annotated[str, typer.Option("--split", help="One of: iid, step, dirichlet, column.")] = "step",
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
     server: Annotated[
-        int | None, typer.Option(help="Images set apart for the server; default: a fifth of the training data.")
+        int | None, typer.Option(help="Images for the server; default: a fifth of the training data.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Another seed, another split.")] = 0,
-    major_classes: Annotated[int | None, typer.Option(help="step: large classes of a client [2].")] = None,
-    minor_images: Annotated[int | None, typer.Option(help="step: images of every other class [10].")] = None,
-    major_share: Annotated[float | None, typer.Option(help="step: part of a class at its major clients.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="dirichlet: small is uneven [0.1].")] = None,
-    to: Annotated[Path | None, typer.Option(help="The PNG; default: SOURCE-SPLIT.png in this directory.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
+    major_classes: Annotated[int | None, typer.Option(help="step: large classes of each client [2].")] = None,
+    minor_images: Annotated[int | None, typer.Option(help="step: images of each other class [10].")] = None,
+    major_share: Annotated[float | None, typer.Option(help="step: part of a class for its major clients.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="dirichlet: smaller is more uneven [0.1].")] = None,
+    to: Annotated[Path | None, typer.Option(help="The PNG file; default: SOURCE-SPLIT.png in this directory.")] = None,
 ) -> None:
-    """Draw who has which images: clients × classes, the area of a bubble is the number of images."""
+    """Draw the images of each client and class; the area of a bubble is the number of images."""
     from fedbe.core.files import write_atomic
     from fedbe.data import load_task, plot, split
     from fedbe.report.figures import draw
@@ -81,14 +80,14 @@ def show(
         "alpha": alpha,
     }
     if kind == "column":
-        if train.clients is None:
-            raise DataError(f"{train.name} has no column of client ids; choose another split")
-        settings["ids"] = train.clients
-    apart = len(train) // 5 if server is None else server
-    parts = split(kind, train.labels, clients=clients, server=apart, seed=seed, **settings)
-    counts = parts.counts(train.labels, len(train.classes))
-    title = f"{train.name}, {kind} split: {clients} clients, {len(parts.server):,} images at the server"
-    out.print(plot.in_terminal(counts, train.classes, title))
+        if train.client_ids is None:
+            raise DataError(f"{train.name} has no client ids; choose another split")
+        settings["ids"] = train.client_ids
+    server_size = len(train) // 5 if server is None else server
+    partition = split(kind, train.labels, clients=clients, server=server_size, seed=seed, **settings)
+    counts = partition.counts(train.labels, len(train.classes))
+    title = f"{train.name}, {kind} split: {clients} clients, {len(partition.server):,} images at the server"
+    out.print(plot.split_table(counts, train.classes, title))
     target = to or Path(f"{train.name}-{kind}.png")
     chart = split_chart(tuple(map(tuple, counts.tolist())), train.classes, title)
     write_atomic(target, draw(chart, "png"), DataError)

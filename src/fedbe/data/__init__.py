@@ -1,9 +1,23 @@
-"""Data: embedded, real and the user's own; every split of the paper; batches made whole."""
+"""Data sets, the splits of the paper, and batches.
 
-from fedbe.data.auxiliary import unlabeled
+`load_task` reads a data set from any source. `split` divides its training images among a server and clients.
+`BatchLoader` makes normalised, augmented batches. `load_unlabeled` reads unlabeled images from another data set.
+"""
+
+from fedbe.data.auxiliary import load_unlabeled
 from fedbe.data.dataset import Dataset, Task
 from fedbe.data.loader import Augment, BatchLoader
-from fedbe.data.sources import known, load_task
-from fedbe.data.splits import Split, split
+from fedbe.data.sources import dataset_names, load_task
+from fedbe.data.splits import Partition, split
 
-__all__ = ["Augment", "BatchLoader", "Dataset", "Split", "Task", "known", "load_task", "split", "unlabeled"]
+__all__ = [
+    "Augment",
+    "BatchLoader",
+    "Dataset",
+    "Partition",
+    "Task",
+    "dataset_names",
+    "load_task",
+    "load_unlabeled",
+    "split",
+]

@@ -1,7 +1,7 @@
-"""What is known of each data set: where it comes from, what its files must be, what its licence says.
+"""The data sets that have a name in fedbe: sources, file hashes, licences, and where they are on this machine.
 
-The hashes are SHA-256. Those of the archives are the published ones, those of CIFAR's files were taken from files
-that agree with the official MD5 sums.
+The hashes are SHA-256. The hashes of archives are published with them. The hashes of CIFAR's files were computed from
+files that match the official MD5 sums.
 """
 
 import os
@@ -18,35 +18,37 @@ Reader = Callable[[str, Path], Task]
 
 @dataclass(frozen=True)
 class Remote:
-    """One file at its official address."""
+    """A file to download: its official URL and its SHA-256."""
 
     url: str
     sha256: str
 
     @property
     def file(self) -> str:
+        """The file name, the last part of the URL."""
         return self.url.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
-class Known:
-    """A data set that has a name here.
+class DatasetInfo:
+    """One entry of the catalogue.
 
-    what     one line for people
-    licence  what its makers say
-    read     (name, directory or archive) -> Task; None for sets that are embedded
-    places   where under the data directory it may be: directories and archives, the best first
-    remotes  what to download
-    files    SHA-256 of each file in places[0]; empty where the archive itself is kept
-    megabytes  of the download
+    Attributes:
+        description: one line for people.
+        licence: the licence that its authors state.
+        read: (name, directory or archive) -> Task; None if the data set is embedded in fedbe.
+        paths: directories and archives under the data directory that hold it, the preferred one first.
+        remotes: the files to download.
+        file_hashes: SHA-256 of each file in the directory paths[0]; empty if the archive itself is kept.
+        megabytes: size of the download.
     """
 
-    what: str
+    description: str
     licence: str
     read: Reader | None = None
-    places: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
     remotes: tuple[Remote, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
+    file_hashes: Mapping[str, str] = field(default_factory=dict)
     megabytes: int = 0
 
 
@@ -68,10 +70,10 @@ FASHION_FILES = {
     "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
 }
 
-DATASETS: Mapping[str, Known] = {
-    "digits": Known("1,797 digits, 8×8, 10 classes", "CC BY 4.0"),
-    "swissroll": Known("1,800 points, 3 classes", "made here"),
-    "cifar10": Known(
+DATASETS: Mapping[str, DatasetInfo] = {
+    "digits": DatasetInfo("1,797 digits, 8×8, 10 classes", "CC BY 4.0"),
+    "swissroll": DatasetInfo("1,800 points, 3 classes", "generated"),
+    "cifar10": DatasetInfo(
         "60,000 photos, 32×32, 10 classes",
         "none stated",
         cifar.read,
@@ -92,7 +94,7 @@ DATASETS: Mapping[str, Known] = {
         },
         170,
     ),
-    "cifar100": Known(
+    "cifar100": DatasetInfo(
         "60,000 photos, 32×32, 100 classes",
         "none stated",
         cifar.read,
@@ -109,7 +111,7 @@ DATASETS: Mapping[str, Known] = {
         },
         169,
     ),
-    "tiny-imagenet": Known(
+    "tiny-imagenet": DatasetInfo(
         "110,000 photos, 64×64, 200 classes",
         "research only",
         tiny_imagenet.read,
@@ -122,7 +124,7 @@ DATASETS: Mapping[str, Known] = {
         ),
         megabytes=248,
     ),
-    "mnist": Known(
+    "mnist": DatasetInfo(
         "70,000 digits, 28×28, 10 classes",
         "CC BY-SA 3.0",
         idx.read,
@@ -131,7 +133,7 @@ DATASETS: Mapping[str, Known] = {
         MNIST_FILES,
         12,
     ),
-    "fashion-mnist": Known(
+    "fashion-mnist": DatasetInfo(
         "70,000 clothes, 28×28, 10 classes",
         "MIT",
         idx.read,
@@ -144,25 +146,25 @@ DATASETS: Mapping[str, Known] = {
 
 
 def data_root(root: Path | None = None) -> Path:
-    """Where data sets are kept: `root`, else FEDBE_DATA, else the user's cache directory."""
+    """The data directory: `root`, else the environment variable FEDBE_DATA, else the user's cache directory."""
     if root is not None:
         return Path(root)
     if os.environ.get("FEDBE_DATA"):
         return Path(os.environ["FEDBE_DATA"])
-    from platformdirs import user_cache_path  # only needed where nothing is set
+    from platformdirs import user_cache_path  # imported late: only needed without `root` and FEDBE_DATA
 
     return user_cache_path("fedbe") / "data"
 
 
-def here(name: str, root: Path | None = None) -> Path | None:
-    """The directory or archive of a known set under the data directory, if it is there."""
-    places = [data_root(root) / place for place in DATASETS[name].places]
-    return next((place for place in places if place.exists()), None)
+def local_path(name: str, root: Path | None = None) -> Path | None:
+    """The directory or archive of the data set `name` under the data directory, or None if it is not there."""
+    paths = [data_root(root) / path for path in DATASETS[name].paths]
+    return next((path for path in paths if path.exists()), None)
 
 
-def find(name: str, root: Path | None = None) -> Path:
-    """The same, or the error that says how to get it."""
-    place = here(name, root)
-    if place is None:
+def require_local_path(name: str, root: Path | None = None) -> Path:
+    """Like `local_path`, but raises a `DataError` that says how to download a missing data set."""
+    path = local_path(name, root)
+    if path is None:
         raise DataError(f"{name} is not in {data_root(root)}; get it with `fedbe data get {name}`")
-    return place
+    return path

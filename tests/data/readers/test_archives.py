@@ -36,54 +36,54 @@ def make_tar(path, files, mode="w:gz"):
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.bz2", "tar.xz", "directory"])
 def test_wanted_files_by_name(tmp_path, kind):
-    place = tmp_path / f"data.{kind}"
+    path = tmp_path / f"data.{kind}"
     if kind == "zip":
-        make_zip(place, FILES)
+        make_zip(path, FILES)
     elif kind == "directory":
         for name, content in FILES.items():
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            (place / name).write_bytes(content)
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes(content)
     else:
-        make_tar(place, FILES, f"w:{kind.partition('.')[2]}")
-    assert read_files(place, is_bin) == {"set/a.bin": b"alpha", "set/sub/b.bin": b"beta"}
+        make_tar(path, FILES, f"w:{kind.partition('.')[2]}")
+    assert read_files(path, is_bin) == {"set/a.bin": b"alpha", "set/sub/b.bin": b"beta"}
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/etc/evil", "C:/evil", "..\\evil"])
 @pytest.mark.parametrize("make", [make_zip, make_tar])
 def test_names_that_leave_the_archive_are_refused(tmp_path, make, name):
-    place = make(tmp_path / "evil", {"good.bin": b"1", name: b"2"})
+    path = make(tmp_path / "evil", {"good.bin": b"1", name: b"2"})
     with pytest.raises(DataError, match="name that leaves the archive"):
-        read_files(place, is_bin)
+        read_files(path, is_bin)
     assert [path.name for path in tmp_path.iterdir()] == ["evil"]
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
 def test_links_and_devices_in_a_tar_are_refused(tmp_path, kind):
-    place = tmp_path / "evil.tar"
-    with tarfile.open(place, "w") as archive:
+    path = tmp_path / "evil.tar"
+    with tarfile.open(path, "w") as archive:
         member = tarfile.TarInfo("a.bin")
         member.type, member.linkname = kind, "/etc/passwd"
         archive.addfile(member)
     with pytest.raises(DataError, match=r"link or device, 'a\.bin'"):
-        read_files(place, is_bin)
+        read_files(path, is_bin)
 
 
 def test_a_link_in_a_zip_is_refused(tmp_path):
-    place = tmp_path / "evil.zip"
-    with zipfile.ZipFile(place, "w") as archive:
+    path = tmp_path / "evil.zip"
+    with zipfile.ZipFile(path, "w") as archive:
         member = zipfile.ZipInfo("a.bin")
         member.external_attr = 0o120777 << 16
         archive.writestr(member, "/etc/passwd")
     with pytest.raises(DataError, match="link or device"):
-        read_files(place, is_bin)
+        read_files(path, is_bin)
 
 
 @pytest.mark.parametrize("make", [make_zip, make_tar])
 def test_a_bomb_is_refused(tmp_path, make):
-    place = make(tmp_path / "bomb", {"a.bin": bytes(40 << 20)})
-    assert place.stat().st_size < 100_000
+    path = make(tmp_path / "bomb", {"a.bin": bytes(40 << 20)})
+    assert path.stat().st_size < 100_000
     with pytest.raises(DataError, match="looks like a zip bomb"):
-        read_files(place, is_bin)
+        read_files(path, is_bin)
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
@@ -91,12 +91,12 @@ def test_a_bomb_in_the_name_of_a_file_is_refused_before_it_is_unpacked(tmp_path,
     size = 40 << 20
     header = tarfile.TarInfo("name")
     header.type, header.size = kind, size
-    place = tmp_path / "bomb.tar.gz"
-    with gzip.open(place, "wb") as file:
+    path = tmp_path / "bomb.tar.gz"
+    with gzip.open(path, "wb") as file:
         file.write(header.tobuf() + bytes(size))
     tracemalloc.start()
     with pytest.raises(DataError, match="looks like a zip bomb"):
-        read_files(place, is_bin)
+        read_files(path, is_bin)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < size / 2
@@ -104,58 +104,58 @@ def test_a_bomb_in_the_name_of_a_file_is_refused_before_it_is_unpacked(tmp_path,
 
 @pytest.mark.parametrize(("at", "value"), [((6, 8), 1), ((8, 10), 9)], ids=["password", "deflate64"])
 def test_a_zip_that_python_cannot_read_is_named(tmp_path, at, value):
-    place = make_zip(tmp_path / "other.zip", {"a.bin": b"content"})
-    raw = bytearray(place.read_bytes())
+    path = make_zip(tmp_path / "other.zip", {"a.bin": b"content"})
+    raw = bytearray(path.read_bytes())
     for magic, offset in zip((b"PK\x03\x04", b"PK\x01\x02"), at, strict=True):  # the local and the central header
         raw[raw.index(magic) + offset] = value
-    place.write_bytes(raw)
+    path.write_bytes(raw)
     with pytest.raises(DataError, match="is damaged or cut short"):
-        read_files(place, is_bin)
+        read_files(path, is_bin)
 
 
 def test_a_zip_that_lies_about_its_size_is_refused(tmp_path):
-    place = make_zip(tmp_path / "lie.zip", {"a.bin": bytes(40 << 20)})
-    raw = place.read_bytes()
+    path = make_zip(tmp_path / "lie.zip", {"a.bin": bytes(40 << 20)})
+    raw = path.read_bytes()
     true_size, small = (40 << 20).to_bytes(4, "little"), (1000).to_bytes(4, "little")
-    place.write_bytes(raw.replace(true_size, small))
+    path.write_bytes(raw.replace(true_size, small))
     with pytest.raises(DataError, match="damaged or cut short"):
-        read_files(place, is_bin)
+        read_files(path, is_bin)
 
 
 @pytest.mark.parametrize("make", [make_zip, make_tar])
 def test_too_many_members_or_bytes_are_refused(tmp_path, monkeypatch, make):
-    place = make(tmp_path / "many", {f"{n}.bin": b"x" * 100 for n in range(30)})
+    path = make(tmp_path / "many", {f"{n}.bin": b"x" * 100 for n in range(30)})
     monkeypatch.setattr(archives, "MAX_MEMBERS", 20)
     with pytest.raises(DataError, match="more than 20 members"):
-        read_files(place, is_bin)
+        read_files(path, is_bin)
     monkeypatch.undo()
     monkeypatch.setattr(archives, "MAX_BYTES", 2000)
     with pytest.raises(DataError, match="more than 2000 bytes"):
-        read_files(place, is_bin)
+        read_files(path, is_bin)
 
 
 @pytest.mark.parametrize("make", [make_zip, make_tar])
 @pytest.mark.parametrize("keep", [0.3, 0.9])
 def test_a_cut_archive_is_refused(tmp_path, make, keep):
-    place = make(tmp_path / "cut", {"a.bin": os.urandom(50_000)})
-    raw = place.read_bytes()
-    place.write_bytes(raw[: int(len(raw) * keep)])
+    path = make(tmp_path / "cut", {"a.bin": os.urandom(50_000)})
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(len(raw) * keep)])
     with pytest.raises(DataError, match="damaged"):
-        read_files(place, is_bin)
+        read_files(path, is_bin)
 
 
 @pytest.mark.parametrize("make", [make_zip, make_tar])
 def test_a_flipped_byte_is_noticed(tmp_path, make):
-    place = make(tmp_path / "flipped", {"a.bin": os.urandom(50_000)})
-    raw = bytearray(place.read_bytes())
+    path = make(tmp_path / "flipped", {"a.bin": os.urandom(50_000)})
+    raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 0xFF
-    place.write_bytes(raw)
+    path.write_bytes(raw)
     with pytest.raises(DataError, match="damaged or cut short"):
-        read_files(place, is_bin)
+        read_files(path, is_bin)
 
 
 def test_no_archive_at_all_is_named(tmp_path):
-    place = tmp_path / "text.zip"
-    place.write_text("hello")
+    path = tmp_path / "text.zip"
+    path.write_text("hello")
     with pytest.raises(DataError, match="must be a directory, a zip or a tar archive"):
-        read_files(place, is_bin)
+        read_files(path, is_bin)

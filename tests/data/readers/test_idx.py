@@ -26,15 +26,15 @@ def test_torchvision_s_place_is_found(tmp_path, idx_files):
 def test_a_missing_file_is_named(tmp_path, idx_files):
     idx_files(tmp_path / "mnist")
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(DataError, match=r"lacks t10k-labels-idx1-ubyte\.gz of mnist"):
+    with pytest.raises(DataError, match=r"has no t10k-labels-idx1-ubyte"):
         load_task("mnist", root=tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda raw: gzip.compress(gzip.decompress(raw)[:-1]), "promises 4704 bytes but 4703 follow"),
-        (lambda raw: gzip.compress(gzip.decompress(raw) + b"x"), "promises 4704 bytes but 4705 follow"),
+        (lambda raw: gzip.compress(gzip.decompress(raw)[:-1]), "announces 4704 bytes, but 4703 follow"),
+        (lambda raw: gzip.compress(gzip.decompress(raw) + b"x"), "announces 4704 bytes, but 4705 follow"),
         (lambda raw: gzip.compress(b"\0\0\x09\x03" + gzip.decompress(raw)[4:]), "not an IDX file"),
         (lambda raw: gzip.compress(raw[:0]), "not an IDX file"),
         (lambda raw: raw[:-20], "damaged or cut short"),
@@ -50,7 +50,7 @@ def test_damage_is_named(tmp_path, idx_files, change, sentence):
 
 
 def test_a_gzip_bomb_is_refused(tmp_path, idx_files, monkeypatch):
-    monkeypatch.setattr("fedbe.data.readers.idx.MOST_BYTES", 1000)
+    monkeypatch.setattr("fedbe.data.readers.idx.MAX_FILE_BYTES", 1000)
     idx_files(tmp_path / "mnist")
     with pytest.raises(DataError, match="more than 1000 bytes and is refused"):
         load_task("mnist", root=tmp_path)

@@ -45,7 +45,7 @@ def test_what_is_missing_is_named(tmp_path, tiny_tree, path):
     tree = tmp_path / "tiny-imagenet-200"
     tiny_tree(tree)
     (tree / path).unlink()
-    with pytest.raises(DataError, match=f"lacks {path}"):
+    with pytest.raises(DataError, match=f"has no {path}"):
         load_task("tiny-imagenet", root=tmp_path)
 
 
@@ -56,11 +56,11 @@ def test_lists_that_are_cut_short_or_no_text(tmp_path, tiny_tree):
     (tree / "words.txt").write_text(ids[0])  # without its names: the id stands for them
     assert load_task("tiny-imagenet", root=tmp_path).train.classes == tuple(ids)
     (tree / "words.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match=r"words\.txt is no text"):
+    with pytest.raises(DataError, match=r"words\.txt is not a text file"):
         load_task("tiny-imagenet", root=tmp_path)
     (tree / "words.txt").write_text("")
     (tree / "val" / "val_annotations.txt").write_text("val_0.JPEG")
-    with pytest.raises(DataError, match=r"lacks val/images/val_0\.JPEG"):
+    with pytest.raises(DataError, match=r"has no val/images/val_0\.JPEG"):
         load_task("tiny-imagenet", root=tmp_path)
 
 

@@ -1,1 +1,1 @@
-"""Readers of official file formats."""
+"""Readers of file formats: archives, CIFAR, IDX (MNIST), Tiny-ImageNet, image files. No reader unpickles."""

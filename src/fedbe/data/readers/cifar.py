@@ -1,12 +1,12 @@
-"""CIFAR-10 and CIFAR-100 in both official layouts, "binary" and "python", from a directory or an archive.
+"""CIFAR-10 and CIFAR-100 in both official formats, "binary" and "python", from a directory or an archive.
 
-A binary record is one label byte (CIFAR-10) or two (CIFAR-100: coarse, fine), then 1,024 red, 1,024 green and
+A binary record has one label byte (CIFAR-10) or two (CIFAR-100: coarse, fine), then 1,024 red, 1,024 green and
 1,024 blue bytes, row by row. A python batch is a dict with `data` uint8 [n, 3072] in the same order, and labels.
 """
 
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -39,70 +39,86 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Names of the files in one of the official layouts."""
+class BatchFormat:
+    """One of the official formats.
+
+    Attributes:
+        train: file names of the training batches.
+        test: file names of the test batches.
+        key: the key of the labels in a python batch.
+        label_bytes: label bytes before the pixels in a binary record; the last one is the label.
+    """
 
     train: tuple[str, ...]
     test: tuple[str, ...]
-    key: str  # of the labels in a python batch
-    label_bytes: int  # before the pixels in a binary record; the last one counts
+    key: str
+    label_bytes: int
 
 
 BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
-LAYOUTS = {
+FORMATS = {
     "cifar10": {
-        "binary": Layout(tuple(f"{b}.bin" for b in BATCHES), ("test_batch.bin",), "labels", 1),
-        "python": Layout(BATCHES, ("test_batch",), "labels", 1),
+        "binary": BatchFormat(tuple(f"{b}.bin" for b in BATCHES), ("test_batch.bin",), "labels", 1),
+        "python": BatchFormat(BATCHES, ("test_batch",), "labels", 1),
     },
     "cifar100": {
-        "binary": Layout(("train.bin",), ("test.bin",), "fine_labels", 2),
-        "python": Layout(("train",), ("test",), "fine_labels", 2),
+        "binary": BatchFormat(("train.bin",), ("test.bin",), "fine_labels", 2),
+        "python": BatchFormat(("train",), ("test",), "fine_labels", 2),
     },
 }
 
 
-def read(name: str, place: Path) -> Task:
-    """The set `name` ("cifar10" or "cifar100") from a directory or archive in either layout."""
-    layouts = LAYOUTS[name]
-    every = {f for layout in layouts.values() for f in (*layout.train, *layout.test)}
-    found = read_files(place, lambda path: PurePosixPath(path).name in every)
-    files = {PurePosixPath(path).name: content for path, content in found.items()}
-    for kind, layout in layouts.items():
-        if layout.train[0] in files:
-            return _task(name, place, kind, layout, files)
-    first = " or ".join(layout.train[0] for layout in layouts.values())
-    raise DataError(f"{place} must hold {name} in an official layout, with {first}, but has neither")
+def read(name: str, path: Path) -> Task:
+    """Read "cifar10" or "cifar100" from a directory or archive in either format.
+
+    Raises:
+        DataError: if files are missing or damaged.
+    """
+    formats = FORMATS[name]
+    wanted = {file for batch_format in formats.values() for file in (*batch_format.train, *batch_format.test)}
+    members = read_files(path, lambda file: PurePosixPath(file).name in wanted)
+    files = {PurePosixPath(file).name: content for file, content in members.items()}
+    for kind, batch_format in formats.items():
+        if batch_format.train[0] in files:
+            return _task(name, path, kind, batch_format, files)
+    first = " or ".join(batch_format.train[0] for batch_format in formats.values())
+    raise DataError(f"{path} must have {name} in an official format, with {first}, but has neither")
 
 
-def _task(name: str, place: Path, kind: str, layout: Layout, files: dict[str, bytes]) -> Task:
-    missing = [file for file in (*layout.train, *layout.test) if file not in files]
+def _task(name: str, path: Path, kind: str, batch_format: BatchFormat, files: dict[str, bytes]) -> Task:
+    missing = [file for file in (*batch_format.train, *batch_format.test) if file not in files]
     if missing:
-        raise DataError(f"{place} lacks {', '.join(missing)} of {name}; download it again")
+        raise DataError(f"{path} has no {', '.join(missing)} of {name}; download it again")
     parse = _parse_binary if kind == "binary" else _parse_python
 
     def part(names: tuple[str, ...]) -> Dataset:
-        batches = [parse(layout, files[file], str(place / file)) for file in names]
+        batches = [parse(batch_format, files[file], str(path / file)) for file in names]
         labels = torch.from_numpy(np.concatenate([batch[0] for batch in batches]).astype(np.int64))
         planes = torch.from_numpy(np.concatenate([batch[1] for batch in batches])).view(-1, 3, 32, 32)
         return Dataset(name, planes.permute(0, 2, 3, 1).contiguous(), labels, CLASSES[name])
 
-    return Task(part(layout.train), part(layout.test))
+    return Task(part(batch_format.train), part(batch_format.test))
 
 
-def _parse_binary(layout: Layout, content: bytes, name: str) -> tuple[Bytes, Bytes]:
-    record = layout.label_bytes + PIXELS
+def _parse_binary(batch_format: BatchFormat, content: bytes, name: str) -> tuple[Bytes, Bytes]:
+    record = batch_format.label_bytes + PIXELS
     if not content or len(content) % record:
         raise DataError(
             f"{name} must be whole records of {record} bytes, but has {len(content)} bytes; download it again"
         )
     rows = np.frombuffer(content, np.uint8).reshape(-1, record)
-    return rows[:, layout.label_bytes - 1], rows[:, layout.label_bytes :]
+    return rows[:, batch_format.label_bytes - 1], rows[:, batch_format.label_bytes :]
 
 
-def _parse_python(layout: Layout, content: bytes, name: str) -> tuple[Bytes, Bytes]:
+def _parse_python(batch_format: BatchFormat, content: bytes, name: str) -> tuple[Bytes, Bytes]:
     batch: Any = read_plain(content, name)
-    labels, pixels = (batch.get(layout.key), batch.get("data")) if isinstance(batch, dict) else (None, None)
-    named = isinstance(labels, list) and all(isinstance(n, int) and 0 <= n <= 255 for n in labels)
-    if not named or not isinstance(pixels, np.ndarray) or pixels.shape != (len(cast(list[int], labels)), PIXELS):
-        raise DataError(f"{name} must hold `data` of [n, {PIXELS}] bytes and n `{layout.key}`; this is another file")
+    labels, pixels = (batch.get(batch_format.key), batch.get("data")) if isinstance(batch, dict) else (None, None)
+    if not _are_byte_labels(labels) or not isinstance(pixels, np.ndarray) or pixels.shape != (len(labels), PIXELS):
+        raise DataError(
+            f"{name} must have `data` of [n, {PIXELS}] bytes and n `{batch_format.key}`; this is another file"
+        )
     return np.array(labels, dtype=np.uint8), pixels
+
+
+def _are_byte_labels(labels: Any) -> TypeGuard[list[int]]:
+    return isinstance(labels, list) and all(isinstance(label, int) and 0 <= label <= 255 for label in labels)

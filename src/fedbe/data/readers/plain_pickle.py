@@ -1,11 +1,12 @@
-"""Reads the "python" layout of CIFAR without unpickling: nothing in the file is ever imported or called.
+"""Read the "python" format of CIFAR without unpickling: nothing in the file is imported or called.
 
-The file is a pickle, so a program for a small stack machine. `pickletools` splits it into operations; here only
-those that build plain values and one-byte arrays have a meaning, and every other operation is refused.
+The file is a pickle: a program for a small stack machine. `pickletools` splits it into operations. This module runs
+only those that build plain values and arrays of bytes, and refuses every other operation.
 """
 
 import io
 import pickletools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,27 +21,41 @@ PLAIN = {
     "BINUNICODE", "SHORT_BINUNICODE",
 }  # fmt: skip
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 IGNORED = {"PROTO", "FRAME"}
 MARK = object()
 
 
-class _Name(str):
-    """A global that the file names. It stays a name."""
+class _GlobalName(str):
+    """The name of a global. It is never resolved."""
 
 
 class _Dtype(str):
-    """numpy.dtype(code), as its code."""
+    """The code of numpy.dtype(code)."""
 
 
 class _Array:
-    """An array under construction; `value` once its state came."""
+    """An array under construction; `value` is set with its state."""
 
     value: np.ndarray[Any, np.dtype[np.uint8]] | None = None
 
 
 def read_plain(content: bytes, name: str) -> Any:
-    """The dict, list, number, text or uint8 array that a plain pickle spells out; anything else is refused."""
+    """Read a pickle of plain values.
+
+    Args:
+        content: the pickle.
+        name: the name for messages.
+
+    Returns:
+        A dict, list, number, text, None or uint8 array. Tuples become lists, byte strings become texts.
+
+    Raises:
+        DataError: if the pickle has anything else, or is damaged.
+
+    Example:
+        >>> read_plain(bytes([0x80, 2, 0x5D, 0x4B, 7, 0x61, 0x2E]), "batch")
+        [7]
+    """
     try:
         return _finished(_run(content), {})
     except DataError as problem:
@@ -50,106 +65,127 @@ def read_plain(content: bytes, name: str) -> Any:
 
 
 def _run(content: bytes) -> Any:
-    stack: list[Any] = []
-    memo: dict[Any, Any] = {}
+    machine = _Machine()
     for operation, argument, _ in pickletools.genops(io.BytesIO(content)):
         code = operation.name
         if code == "STOP":
-            return stack.pop()
+            return machine.stack.pop()
         if code in PLAIN:
-            stack.append(argument)
+            machine.stack.append(argument)
         elif code in CONSTANTS:
-            stack.append(CONSTANTS[code])
-        elif code in TUPLES:
-            count = TUPLES[code]
-            parts = tuple(stack[len(stack) - count :])
-            del stack[len(stack) - count :]
-            stack.append(parts)
-        elif code in {"BINPUT", "LONG_BINPUT"}:
-            memo[argument] = stack[-1]
-        elif code == "MEMOIZE":
-            memo[len(memo)] = stack[-1]
-        elif code in {"BINGET", "LONG_BINGET"}:
-            stack.append(memo[argument])
+            machine.stack.append(CONSTANTS[code])
+        elif code in OPERATIONS:
+            OPERATIONS[code](machine, argument)
         elif code not in IGNORED:
-            _build(code, argument, stack)
-    raise ValueError("no end")
+            raise DataError(f"it uses the pickle operation {code}, which is refused")
+    raise ValueError("the STOP operation is missing")
 
 
-def _build(code: str, argument: Any, stack: list[Any]) -> None:
-    """The operations that make or fill a container, and the three that make an array."""
-    if code == "MARK":
-        stack.append(MARK)
-    elif code == "EMPTY_DICT":
-        stack.append({})
-    elif code == "EMPTY_LIST":
-        stack.append([])
-    elif code == "TUPLE":
-        stack.append(tuple(_since_mark(stack)))
-    elif code == "APPEND":
-        value = stack.pop()
-        stack[-1].append(value)
-    elif code == "APPENDS":
-        values = _since_mark(stack)
-        stack[-1].extend(values)
-    elif code == "SETITEM":
-        value, key = stack.pop(), stack.pop()
-        stack[-1][key] = value
-    elif code == "SETITEMS":
-        values = _since_mark(stack)
-        stack[-1].update(zip(values[::2], values[1::2], strict=True))
-    elif code == "GLOBAL":
-        stack.append(_name(argument))
-    elif code == "REDUCE":
-        arguments, function = stack.pop(), stack.pop()
-        stack.append(_made(function, arguments))
-    elif code == "BUILD":
-        state = stack.pop()
-        _fill(stack[-1], state)
-    else:
-        raise DataError(f"it uses the pickle operation {code}, which is refused")
+class _Machine:
+    """The pickle's stack machine, with the operations that fill containers, use the memo and build arrays."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[Any, Any] = {}
+
+    def push_tuple(self, size: int) -> None:
+        start = len(self.stack) - size
+        self.stack[start:] = [tuple(self.stack[start:])]
+
+    def pop_to_mark(self) -> list[Any]:
+        """Remove the values after the last mark, and the mark."""
+        mark = next(i for i in range(len(self.stack) - 1, -1, -1) if self.stack[i] is MARK)
+        values = self.stack[mark + 1 :]
+        del self.stack[mark:]
+        return values
+
+    def put(self, key: Any) -> None:
+        self.memo[key] = self.stack[-1]
+
+    def append(self) -> None:
+        value = self.stack.pop()
+        self.stack[-1].append(value)
+
+    def append_all(self) -> None:
+        values = self.pop_to_mark()
+        self.stack[-1].extend(values)
+
+    def set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self.stack[-1][key] = value
+
+    def set_items(self) -> None:
+        values = self.pop_to_mark()
+        self.stack[-1].update(zip(values[::2], values[1::2], strict=True))
+
+    def push_global(self, name: str) -> None:
+        if name not in GLOBALS:
+            raise DataError(f"it asks for '{name.replace(' ', '.')}', which is refused")
+        self.stack.append(_GlobalName(name))
+
+    def call(self) -> None:
+        arguments, function = self.stack.pop(), self.stack.pop()
+        self.stack.append(_constructed(function, arguments))
+
+    def build(self) -> None:
+        state = self.stack.pop()
+        _set_state(self.stack[-1], state)
 
 
-def _since_mark(stack: list[Any]) -> list[Any]:
-    at = next(i for i in range(len(stack) - 1, -1, -1) if stack[i] is MARK)  # each value is looked at once in its life
-    values = stack[at + 1 :]
-    del stack[at:]
-    return values
+OPERATIONS: Mapping[str, Callable[[_Machine, Any], None]] = {
+    "MARK": lambda machine, _: machine.stack.append(MARK),
+    "EMPTY_DICT": lambda machine, _: machine.stack.append({}),
+    "EMPTY_LIST": lambda machine, _: machine.stack.append([]),
+    "EMPTY_TUPLE": lambda machine, _: machine.stack.append(()),
+    "TUPLE1": lambda machine, _: machine.push_tuple(1),
+    "TUPLE2": lambda machine, _: machine.push_tuple(2),
+    "TUPLE3": lambda machine, _: machine.push_tuple(3),
+    "TUPLE": lambda machine, _: machine.stack.append(tuple(machine.pop_to_mark())),
+    "BINPUT": lambda machine, key: machine.put(key),
+    "LONG_BINPUT": lambda machine, key: machine.put(key),
+    "MEMOIZE": lambda machine, _: machine.put(len(machine.memo)),
+    "BINGET": lambda machine, key: machine.stack.append(machine.memo[key]),
+    "LONG_BINGET": lambda machine, key: machine.stack.append(machine.memo[key]),
+    "APPEND": lambda machine, _: machine.append(),
+    "APPENDS": lambda machine, _: machine.append_all(),
+    "SETITEM": lambda machine, _: machine.set_item(),
+    "SETITEMS": lambda machine, _: machine.set_items(),
+    "GLOBAL": lambda machine, name: machine.push_global(name),
+    "REDUCE": lambda machine, _: machine.call(),
+    "BUILD": lambda machine, _: machine.build(),
+}
 
 
-def _name(argument: str) -> _Name:
-    if argument not in GLOBALS:
-        raise DataError(f"it asks for '{argument.replace(' ', '.')}', which is refused")
-    return _Name(argument)
-
-
-def _made(function: Any, arguments: Any) -> _Dtype | _Array:
-    if isinstance(function, _Name) and function in RECONSTRUCT and arguments[0] == "numpy ndarray":
+def _constructed(function: Any, arguments: Any) -> _Dtype | _Array:
+    """The two calls that have a meaning: an empty array, and the dtype of bytes."""
+    if isinstance(function, _GlobalName) and function in RECONSTRUCT and arguments[0] == "numpy ndarray":
         return _Array()
-    if isinstance(function, _Name) and function == "numpy dtype" and arguments[0] in {"u1", b"u1"}:
+    if isinstance(function, _GlobalName) and function == "numpy dtype" and arguments[0] in {"u1", b"u1"}:
         return _Dtype("u1")
     raise DataError("it makes an object other than an array of bytes, which is refused")
 
 
-def _fill(target: Any, state: Any) -> None:
-    """numpy's states: of a dtype (one-byte types need none of it), of an array (version, shape, dtype, order, data)."""
+def _set_state(target: Any, state: Any) -> None:
+    """Set numpy's state: of an array (version, shape, dtype, order, data), or of a dtype, which bytes do not need."""
     if isinstance(target, _Dtype):
         return
     if not isinstance(target, _Array):
         raise DataError("it sets the state of an object other than an array, which is refused")
     _, shape, dtype, fortran, data = state
     if not isinstance(dtype, _Dtype):
-        raise DataError("its array is not of bytes")
+        raise DataError("it has an array of another type than bytes")
     raw = data.encode("latin-1") if isinstance(data, str) else data
     target.value = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
 def _finished(value: Any, done: dict[int, Any]) -> Any:
-    """The value with arrays in place of their construction, and every byte string as text.
+    """The value with arrays instead of `_Array`s, lists instead of tuples, and texts instead of byte strings.
 
-    A list that the file names many times is finished once (`done`, by identity), so that a small file of lists of
-    lists of the same list cannot ask for endless work.
+    `done` has the finished containers by identity. A container that the file uses many times is finished once, so a
+    small file of nested, repeated lists cannot cause endless work.
     """
+    if value is MARK:
+        raise DataError("it has a list without an end")
     if isinstance(value, dict | list | tuple):
         if id(value) not in done:
             if isinstance(value, dict):
