@@ -71,15 +71,15 @@ def pickled():
     return stream.getvalue()
 
 
-UNREADABLE = "header that cannot be read"
+UNREADABLE = "unreadable header"
 WRONG = {
-    "huge": (huge(), r"must have shape \[2, 3\], got \[4000000000, 4000000000\]"),
-    "short": (said()[:-4], "must have 24 bytes, got 20"),
-    "double": (said("'<f8'"), r"must be float32 \('<f4'\), got '<f8'"),
-    "big-endian": (said("'>f4'"), r"must be float32 \('<f4'\), got '>f4'"),
+    "huge": (huge(), r"got \[4000000000, 4000000000\]"),
+    "short": (said()[:-4], "24 bytes, got 20"),
+    "double": (said("'<f8'"), r"got '<f8'"),
+    "big-endian": (said("'>f4'"), r"got '>f4'"),
     "divides-by-zero": (
         said("'<M8[s/0]'"),
-        r"must be float32 \('<f4'\), got '<M8\[s/0\]'",
+        r"got '<M8\[s/0\]'",
     ),  # as a dtype it divides by zero, in C
     "empty-kind": (said("()"), UNREADABLE),
     "fields": (said("[('a', '<f4')]"), UNREADABLE),
@@ -102,7 +102,7 @@ WRONG = {
     "cut-length": (b"\x93NUMPY\x01\x00\xff", UNREADABLE),
     "version": (b"\x93NUMPY\x09\x00", UNREADABLE),
     "nothing": (b"", UNREADABLE),
-    "pickle": (pickled(), r"must have shape \[2, 3\], got \[1\]"),
+    "pickle": (pickled(), r"got \[1\]"),
 }
 
 
@@ -132,9 +132,9 @@ def test_other_forms_and_names_are_refused():
     net = nn.Linear(3, 2)
     record = to_record(net.state_dict())
     for change, says in (
-        (lambda r: r.pop("bias"), "lacks 'bias'"),
-        (lambda r: r.update(more=Array(np.zeros(1))), "has unknown 'more'"),
-        (lambda r: r.update(bias=Array("float32", (2,), "pickle", b"")), "must be a NumPy array, got 'pickle'"),
+        (lambda r: r.pop("bias"), "'bias' is missing"),
+        (lambda r: r.update(more=Array(np.zeros(1))), "unknown name 'more'"),
+        (lambda r: r.update(bias=Array("float32", (2,), "pickle", b"")), "got 'pickle'"),
     ):
         broken = ArrayRecord(dict(record))
         change(broken)
@@ -148,4 +148,4 @@ def test_without_flower_the_import_says_how_to_install_it(module):
     code += "u.find_spec = lambda n, *a: None if n == 'flwr' else real(n, *a)\n"
     code += f"try:\n import {module}\nexcept ImportError as e:\n print(e)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "fedbe.flower needs Flower: pip install 'fedbe[flower]'"
+    assert "pip install 'fedbe[flower]'" in done.stdout

@@ -27,9 +27,9 @@ from safetensors.torch import save_file
 from fedbe.cli import flower
 from fedbe.core.files import locked
 from fedbe.errors import BusyError, RunError, SettingError
-from fedbe.flower import certs, deployment, processes, running, template
+from fedbe.flower import certs, deployment, processes, submission, template
 from fedbe.flower.deployment import Deployment
-from fedbe.flower.running import follow, submit
+from fedbe.flower.submission import follow, submit
 
 ROOT = Path(__file__).parents[2]
 
@@ -397,7 +397,7 @@ def test_runs_without_a_name_that_come_at_once_have_folders_of_their_own(submitt
 def test_a_run_that_goes_on_is_not_submitted_again(submitted, monkeypatch):
     app, read = submitted
     (app / "runs/mine").mkdir(parents=True)
-    monkeypatch.setattr(running, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(submission, "PATIENCE_SECONDS", 0.0)
     with locked(app / "runs/mine"), pytest.raises(BusyError, match="mine is being trained by another process"):
         submit(Deployment(app), "mine")
     assert not read
@@ -490,7 +490,7 @@ def test_a_run_without_a_report_says_what_to_do(report, tmp_path, monkeypatch):
     save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
     if report is not None:
         (tmp_path / "report.json").write_text(report)
-    monkeypatch.setattr(running, "status_of", lambda *_: "finished:completed")
+    monkeypatch.setattr(submission, "status_of", lambda *_: "finished:completed")
     with pytest.raises(
         RunError, match=r"run 1 completed, but left no report in .*: the app's server must hand `folder`"
     ):

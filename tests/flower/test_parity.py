@@ -76,10 +76,10 @@ def flower(recipe, federation, local_grid, tmp_path):
         module = initial_weights(federation.model, SEED)
         sim = Simulation(recipe, chosen, SEED, federation, None, None)
 
-        def train(job):
-            own = federation.clients[job.client_id]
-            settings = sim.local_settings(job.round, job.client_id)
-            return job.fit(
+        def train(request):
+            own = federation.clients[request.client_id]
+            settings = sim.local_settings(request.round, request.client_id)
+            return request.fit(
                 initial_weights(federation.model, 99), federation.train.select(own), federation.labels[own], settings
             )
 

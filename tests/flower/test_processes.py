@@ -23,7 +23,7 @@ from fedbe.algorithms import methods
 from fedbe.errors import RunError
 from fedbe.flower import certs, processes, template
 from fedbe.flower.deployment import Deployment
-from fedbe.flower.running import follow, submit
+from fedbe.flower.submission import follow, submit
 
 NODES = 3
 SPOILED = """

@@ -1,9 +1,11 @@
 """What comes back from clients: good replies count, broken ones are set aside with a reason, too few end the run."""
 
+import ast
 import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,11 +26,12 @@ from fedbe.flower import (
     FedBE,
     FedProx,
     OneEnsemble,
-    Reply,
     Scaffold,
+    TrainReply,
     VDistillation,
     client_app,
     resume,
+    strategies,
 )
 
 
@@ -119,13 +122,13 @@ def reasons_of(folder):
     return [{one["client"]: one["reason"] for one in line["set_aside"]} for line in lines_of(folder)]
 
 
-def unmoved(job):
-    return Reply(job.load(Net()).state_dict(), 10)
+def unmoved(request):
+    return TrainReply(request.load(Net()).state_dict(), 10)
 
 
-def fit(job):
-    own = slice(3 * job.client_id, 3 * job.client_id + 12)
-    return job.fit(Net(), IMAGES[own], (torch.arange(24) % 3)[own], LocalSettings(epochs=1, batch_size=4, lr=0.1))
+def fit(request):
+    own = slice(3 * request.client_id, 3 * request.client_id + 12)
+    return request.fit(Net(), IMAGES[own], (torch.arange(24) % 3)[own], LocalSettings(epochs=1, batch_size=4, lr=0.1))
 
 
 def client_app_with_evaluation():
@@ -167,21 +170,21 @@ HUGE = (
 BROKEN = {
     "nan": (_set("0.bias", Array(np.full(8, np.nan, np.float32))), "NaN or infinite"),
     "infinite": (_set("1.running_mean", Array(np.full(8, np.inf, np.float32))), "NaN or infinite"),
-    "shape": (_set("0.bias", Array(np.zeros(9, np.float32))), "must have shape [8], got [9]"),
-    "dtype": (_set("0.bias", Array(np.zeros(8))), "must be float32 ('<f4'), got '<f8'"),
-    "huge": (_set("0.bias", Array("float32", (8,), "numpy.ndarray", HUGE)), "must have shape [8], got [400000000"),
-    "unknown key": (_set("0.wrong", Array(np.zeros(8))), "unknown '0.wrong'"),
-    "long key": (_set("two\nlines" * 10_000, Array(np.zeros(8))), "unknown 'two\\nlinestwo"),
+    "shape": (_set("0.bias", Array(np.zeros(9, np.float32))), "got [9]"),
+    "dtype": (_set("0.bias", Array(np.zeros(8))), "got '<f8'"),
+    "huge": (_set("0.bias", Array("float32", (8,), "numpy.ndarray", HUGE)), "got [400000000"),
+    "unknown key": (_set("0.wrong", Array(np.zeros(8))), "name '0.wrong'"),
+    "long key": (_set("two\nlines" * 10_000, Array(np.zeros(8))), "name 'two\\nlinestwo"),
     "wild": (_set("0.bias", Array(np.full(8, 1e9, np.float32))), "changed by"),
     "negative variance": (_set("1.running_var", Array(np.full(8, -1, np.float32))), "below zero"),
     "no arrays": (_drop("arrays"), "one ArrayRecord, got 0"),
     "two arrays": (_more, "one ArrayRecord, got 2"),
     "no metrics": (_drop("metrics"), "one MetricRecord, got 0"),
-    "no examples": (_metrics(loss=1.0), "must have the number 'num-examples', got None"),
-    "zero examples": (_metrics(**{"num-examples": 0}), "`num_examples` must be a number > 0, got 0"),
-    "nan examples": (_metrics(**{"num-examples": math.nan}), "`num_examples` must be a number > 0, got nan"),
-    "list of examples": (_metrics(**{"num-examples": [1, 2]}), "must have the number 'num-examples', got [1, 2]"),
-    "many examples": (_metrics(**{"num-examples": [1] * 10_000}), "must have the number 'num-examples', got [1, 1"),
+    "no examples": (_metrics(loss=1.0), "'num-examples', got None"),
+    "zero examples": (_metrics(**{"num-examples": 0}), "> 0, got 0"),
+    "nan examples": (_metrics(**{"num-examples": math.nan}), "> 0, got nan"),
+    "list of examples": (_metrics(**{"num-examples": [1, 2]}), "'num-examples', got [1, 2]"),
+    "many examples": (_metrics(**{"num-examples": [1] * 10_000}), "'num-examples', got [1, 1"),
     "silent": (_drop_all, "no reply in time"),
 }
 
@@ -209,10 +212,10 @@ def test_one_broken_reply_is_set_aside_and_the_round_goes_on(name, local_grid, t
 
 
 def test_a_client_that_fails_is_set_aside_with_the_last_line_of_its_traceback(local_grid):
-    def train(job):
-        if job.client_id == 1:
+    def train(request):
+        if request.client_id == 1:
             raise ValueError("no data here")
-        return Reply(job.load(Net()).state_dict(), 10)
+        return TrainReply(request.load(Net()).state_dict(), 10)
 
     ours = FedAvg(model=Net(), **QUIET)
     ours.start(local_grid(client_app(train), 3), arrays(), 1)
@@ -220,8 +223,8 @@ def test_a_client_that_fails_is_set_aside_with_the_last_line_of_its_traceback(lo
 
 
 def test_a_node_that_is_gone_is_named_though_flower_answers_for_it(local_grid, tmp_path):
-    def train(job):
-        return Reply(job.load(Net()).state_dict(), 10)
+    def train(request):
+        return TrainReply(request.load(Net()).state_dict(), 10)
 
     grid = local_grid(client_app(train), 4)
     gone = next(n for n, c in grid.nodes.items() if c == 2)
@@ -252,12 +255,12 @@ def test_too_few_good_replies_end_the_run_with_a_reason(everybody, local_grid, t
         return everybody(message)
 
     ours = FedAvg(model=Net, folder=tmp_path, **QUIET)
-    with pytest.raises(AggregationError, match=r"round 1: 0 usable client updates, at least 1 needed"):
+    with pytest.raises(AggregationError, match="round 1: 0 usable"):
         ours.start(local_grid(plain_app(), 4, change), arrays(), 2)
     assert ours.server.round == 0
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
     strict = FedAvg(model=Net, min_clients=4, **QUIET)
-    with pytest.raises(AggregationError, match="3 usable client updates, at least 4 needed"):
+    with pytest.raises(AggregationError, match="3 usable"):
         strict.start(local_grid(plain_app(), 4, breaking(BROKEN["nan"][0])), arrays(), 1)
 
 
@@ -288,7 +291,7 @@ def test_a_bad_evaluation_is_left_out_by_the_name_of_its_client(spoil, local_gri
     result = FedAvg(model=Net).start(grid, arrays(), 1)
     assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx((30 * 0.2 + 40 * 0.3) / 80)
     if spoil is not _drop_all:
-        assert f"evaluation of client {node_of(grid, 1)} is left out: " in caplog.text
+        assert f"evaluation of client {node_of(grid, 1)} is left out" in caplog.text
 
 
 @pytest.mark.parametrize("loss", [[1.0, 2.0], math.nan, [math.inf]])
@@ -297,7 +300,7 @@ def test_metrics_that_cannot_be_averaged_are_left_out_and_named(loss, local_grid
     grid = local_grid(plain_app(), 4, breaking(odd))
     result = FedAvg(model=Net, **QUIET).start(grid, arrays(), 1)
     assert result.train_metrics_clientapp[1]["loss"] == pytest.approx((30 * 2 + 40 * 3) / 80)
-    assert f"the metrics of client {node_of(grid, 1)} are left out: " in caplog.text
+    assert f"metrics of client {node_of(grid, 1)} are left out" in caplog.text
 
 
 def test_metrics_that_nobody_can_average_are_none(local_grid):
@@ -385,9 +388,9 @@ def test_who_evaluates_changes_from_round_to_round_even_if_nobody_trains(local_g
 
 
 def test_our_clients_say_their_examples_under_the_servers_key(local_grid):
-    def train(job):
-        labels = torch.arange(24)[: 8 * (job.client_id + 1)] % 3
-        return job.fit(Net(), IMAGES[: len(labels)], labels, LocalSettings(epochs=1))
+    def train(request):
+        labels = torch.arange(24)[: 8 * (request.client_id + 1)] % 3
+        return request.fit(Net(), IMAGES[: len(labels)], labels, LocalSettings(epochs=1))
 
     def total(records, key):
         return MetricRecord({key: sum(next(iter(r.metric_records.values()))[key] for r in records)})
@@ -423,14 +426,13 @@ def test_one_line_replaces_flowers_own_strategy(made, local_grid):
 @pytest.mark.parametrize("made", [FedProx, Scaffold])
 @pytest.mark.parametrize("app", [plain_app(), client_app(unmoved)], ids=["plain", "own loop"])
 def test_a_method_with_rules_refuses_clients_that_ignore_them(made, app, local_grid):
-    says = r"it did not follow the rules of \w+: use fedbe.flower.client_app and job.fit there"
-    with pytest.raises(AggregationError, match=says):
+    with pytest.raises(AggregationError, match="did not apply the rules of"):
         made(model=Net, **QUIET).start(local_grid(app, 3), arrays(), 1)
 
 
 def test_a_loop_that_applies_the_rules_itself_says_so(local_grid):
-    def train(job):
-        return Reply(job.load(Net()).state_dict(), 10, followed=job.order.method.name)
+    def train(request):
+        return TrainReply(request.load(Net()).state_dict(), 10, applied_method=request.method.name)
 
     ours = FedProx(model=Net, **QUIET)
     ours.start(local_grid(client_app(train), 3), arrays(), 1)
@@ -440,9 +442,9 @@ def test_a_loop_that_applies_the_rules_itself_says_so(local_grid):
 def test_the_rules_settings_reach_the_clients(local_grid):
     seen = []
 
-    def train(job):
-        seen.append((job.order.method.rules, job.round, job.config["epochs"], job.order.seed))
-        return Reply(job.load(Net()).state_dict(), 10, followed=job.order.method.name)
+    def train(request):
+        seen.append((request.method.rules, request.round, request.config["epochs"], request.instructions.seed))
+        return TrainReply(request.load(Net()).state_dict(), 10, applied_method=request.method.name)
 
     grid = local_grid(client_app(train), 2)
     FedProx(model=Net, proximal_mu=0.25, seed=2**80, **QUIET).start(
@@ -452,8 +454,8 @@ def test_the_rules_settings_reach_the_clients(local_grid):
 
 
 def test_our_clients_serve_flowers_own_strategy_too(local_grid):
-    def train(job):
-        return job.fit(Net(), IMAGES, torch.arange(24) % 3, fedbe.LocalSettings(epochs=1))
+    def train(request):
+        return request.fit(Net(), IMAGES, torch.arange(24) % 3, fedbe.LocalSettings(epochs=1))
 
     result = FlowerFedAvg(fraction_evaluate=0.0).start(local_grid(client_app(train), 2), arrays(), 1)
     assert result.train_metrics_clientapp[1]["train-loss"] > 0
@@ -461,7 +463,7 @@ def test_our_clients_serve_flowers_own_strategy_too(local_grid):
 
 def test_who_takes_part_follows_from_the_seed_and_not_from_node_ids(local_grid):
     def cohorts(seed, shift):
-        grid = local_grid(client_app(lambda job: Reply(job.load(Net()).state_dict(), 10)), 6)
+        grid = local_grid(client_app(lambda request: TrainReply(request.load(Net()).state_dict(), 10)), 6)
         grid.nodes = {(n * 31 + shift) % 2**62: c for n, c in grid.nodes.items()}
         grid.contexts = dict(zip(grid.nodes, grid.contexts.values(), strict=True))
         FedAvg(model=Net, fraction_train=0.5, seed=seed, identify=True, **QUIET).start(grid, arrays(), 3)
@@ -516,7 +518,8 @@ def test_two_nodes_under_one_id_are_both_set_aside_though_one_is_broken(made, ho
     ours = made(model=Net, folder=tmp_path, **QUIET)
     result = ours.start(grid, arrays(), 1)
     assert ours.server.info.clients == (1, 2)
-    assert reasons_of(tmp_path) == [{0: "2 nodes replied under this client id: give each one of its own"}]
+    ((client, reason),) = reasons_of(tmp_path)[0].items()
+    assert (client, "2 nodes replied" in reason) == (0, True)
     assert set(ours.nodes.memories) == ({1, 2} if made is Scaffold else set())
     assert 0 < result.train_metrics_clientapp[1]["train-loss"] < 10
 
@@ -554,20 +557,21 @@ def test_a_nodes_client_id_stays_for_the_whole_run(local_grid, tmp_path):
 
     ours = Scaffold(model=Net, folder=tmp_path, **QUIET)
     ours.start(local_grid(client_app(fit), 4, change), arrays(), 3)
-    reason = "it now says that it is client another {}: a node's client id stays for the whole run"
-    assert reasons_of(tmp_path) == [{3: reason.format(i)} for i in range(3)]
+    for i, reasons in enumerate(reasons_of(tmp_path)):
+        assert reasons.keys() == {3}
+        assert f"reports client id another {i}" in reasons[3]
     assert set(ours.nodes.memories) == {0, 1, 2}
 
 
 def test_a_memory_that_two_nodes_claim_is_sent_to_neither(local_grid, tmp_path):
     sent, here = [], []
 
-    def train(job):
-        if any(name.startswith("fedbe/memory-") for name in job.arrays):
-            sent.append((job.round, job.client_id))
-        if job.round == 2 and job.client_id == 0 and not here:
+    def train(request):
+        if any(name.startswith("fedbe/memory-") for name in request.arrays):
+            sent.append((request.round, request.client_id))
+        if request.round == 2 and request.client_id == 0 and not here:
             raise ValueError("lost")  # so the server owes client 0 its memory
-        return fit(job)
+        return fit(request)
 
     grid = local_grid(client_app(train), 3)
 
@@ -593,7 +597,7 @@ def test_an_id_that_does_not_fit_a_line_is_refused_at_the_client_and_ignored_at_
     grid.contexts[node_of(grid, 1)].node_config["client-id"] = name
     FedAvg(model=Net, folder=tmp_path / "a", **QUIET).start(grid, arrays(), 1)
     ((reason,),) = [found.values() for found in reasons_of(tmp_path / "a")]
-    assert "SettingError: `client-id` must have at most 100 printable characters, got" in reason
+    assert "`client-id` must have at most 100" in reason
 
     def change(client, message):
         if client == 1:
@@ -610,10 +614,9 @@ def test_a_node_that_was_restarted_is_sent_its_memory_instead_of_training_withou
     grid = local_grid(client_app(fit), 3)
     ours = Scaffold(model=Net, folder=tmp_path, **QUIET)
     ours.start(grid, arrays(), 3, evaluate_fn=lambda number, _: restart(grid, 1) if number == 1 else None)
-    gone = (
-        "it failed: StateError: this client's memory is gone, because its node was restarted; the server will send it"
-    )
-    assert reasons_of(tmp_path) == [{}, {1: gone}, {}]
+    before, round_2, after = reasons_of(tmp_path)
+    assert (before, round_2.keys(), after) == ({}, {1}, {})
+    assert "memory was lost" in round_2[1]
     copies_agree(grid, ours)
 
 
@@ -635,8 +638,9 @@ def test_who_could_not_say_its_id_after_a_resume_is_not_used_until_it_has_its_me
     grid = local_grid(client_app(fit), 3, lose)
     ours = Scaffold(model=Net, folder=tmp_path, **QUIET)
     resume(ours, grid, arrays(), 3)
-    lacked = "it trained without its memory, because the server could not tell which client it is"
-    assert reasons_of(tmp_path) == [{}, {1: lacked}, {}]
+    before, round_2, after = reasons_of(tmp_path)
+    assert (before, round_2.keys(), after) == ({}, {1}, {})
+    assert "trained without its memory" in round_2[1]
     assert ours.server.total_clients == 3
     copies_agree(grid, ours)
 
@@ -645,16 +649,34 @@ def test_wrong_use_is_said_at_once(local_grid):
     grid = local_grid(plain_app(), 4)
     with pytest.raises(SettingError, match="give `unlabeled`"):
         FedBE(model=Net)
-    with pytest.raises(SettingError, match="SCAFFOLD must know whose memory is whose: `identify` cannot be False"):
+    with pytest.raises(SettingError, match="`identify` must not be False"):
         Scaffold(model=Net, identify=False)
-    with pytest.raises(SettingError, match="FedAvg has no setting 'fraction_trian'"):
+    with pytest.raises(SettingError, match="'fraction_trian'"):
         FedAvg(model=Net, fraction_trian=0.5)
-    with pytest.raises(StateError, match=r"the global model does not fit the model: it lacks '1\.weight'"):
+    with pytest.raises(StateError, match=r"the global model .*'1\.weight' is missing"):
         FedAvg(model=Net, **QUIET).start(grid, ArrayRecord(nn.Sequential(nn.Linear(4, 8)).state_dict()), 1)
-    with pytest.raises(SettingError, match="1-Ensemble is defined for one round"):
+    with pytest.raises(SettingError, match="`num_rounds` must be 1"):
         OneEnsemble(model=Net).start(grid, arrays(), 2)
-    with pytest.raises(RunError, match="give the strategy a `folder`"):
+    with pytest.raises(RunError, match="`folder`"):
         resume(FedAvg(model=Net), grid, arrays(), 1)
+
+
+def test_every_public_method_has_a_class_that_type_checkers_see():
+    source = ast.parse(Path(strategies.__file__).read_text())
+    declared = {node.name for node in ast.walk(source) if isinstance(node, ast.ClassDef)}
+    assert declared == strategies.PUBLIC_METHODS.keys()
+    for class_name, method in strategies.PUBLIC_METHODS.items():
+        assert getattr(fedbe.flower, class_name).method_name == method
+        assert issubclass(getattr(fedbe, class_name), fedbe.Server)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_strategy_by_name_is_an_instance_of_its_class(method):
+    ours = strategies.strategy(method, Net, unlabeled=IMAGES)
+    assert ours.method.name == method
+    assert [c for c in (FedAvg, FedAvgM, FedBE, FedProx, OneEnsemble, Scaffold, VDistillation) if type(ours) is c] == [
+        getattr(fedbe.flower, name) for name, own in strategies.PUBLIC_METHODS.items() if own == method
+    ]
 
 
 def test_the_line_of_the_readme_needs_no_more_than_the_package():
@@ -668,7 +690,7 @@ def test_a_folder_is_written_by_one_run_at_a_time(local_grid, tmp_path):
 
     def intrude(_, message):
         for begin in (second.start, lambda *told: resume(second, *told)):
-            with pytest.raises(RunError, match="is being trained by another process"):
+            with pytest.raises(RunError, match="another process"):
                 begin(local_grid(plain_app(), 4), arrays(), 1)
             refused.append(begin)
         return message
@@ -685,20 +707,20 @@ def test_clients_of_any_kind_of_id_can_have_an_alpha(tmp_path):
     alpha = {0: 1.0, "north": 2.0}
     told = {"alpha": alpha, "num_samples": np.int64(3), "sharpening": np.float32(2)}
     ours = FedBE(model=Net, folder=tmp_path, unlabeled=IMAGES, posterior="dirichlet", **told, **QUIET)
-    assert ours.journal.load() is None
+    assert ours.recorder.load() is None
 
 
 def test_a_folder_belongs_to_one_run(local_grid, tmp_path):
     grid = local_grid(plain_app(), 4)
     FedAvg(model=Net, folder=tmp_path, **QUIET).start(grid, arrays(), 1)
-    with pytest.raises(RunError, match=r"holds another run: go on with fedbe\.flower\.resume"):
+    with pytest.raises(RunError, match="contains another run"):
         FedAvg(model=Net, folder=tmp_path, **QUIET).start(grid, arrays(), 1)
-    with pytest.raises(RunError, match="its seed was 0 and is now 1"):
+    with pytest.raises(RunError, match="seed was 0"):
         resume(FedAvg(model=Net, folder=tmp_path, seed=1, **QUIET), grid, arrays(), 2)
-    with pytest.raises(RunError, match="its method was fedavg and is now fedavgm"):
+    with pytest.raises(RunError, match="method was fedavg"):
         resume(FedAvgM(model=Net, folder=tmp_path, **QUIET), grid, arrays(), 2)
     (tmp_path / "report.json").write_text("{")
-    with pytest.raises(RunError, match=r"report\.json is damaged: mend it from a copy"):
+    with pytest.raises(RunError, match=r"report\.json is damaged"):
         resume(FedAvg(model=Net, folder=tmp_path, **QUIET), grid, arrays(), 2)
 
 
@@ -762,7 +784,7 @@ def test_what_a_run_left_that_ended_in_its_first_round_does_not_mix_in(local_gri
     assert list(json.loads((tmp_path / "report.json").read_text())["train"]) == ["1"]
     for path in tmp_path.glob("checkpoint-*"):
         path.unlink()
-    with pytest.raises(RunError, match="holds another run"):
+    with pytest.raises(RunError, match="contains another run"):
         FedAvg(model=Net, folder=tmp_path, **QUIET).start(local_grid(plain_app(), 4), arrays(), 1)
 
 
@@ -774,7 +796,7 @@ def test_a_model_with_another_integer_buffer_is_another_model(local_grid, tmp_pa
 
     grid = local_grid(plain_app(), 4)
     FedAvg(model=Net, folder=tmp_path, **QUIET).start(grid, arrays(), 1)
-    with pytest.raises(RunError, match="cannot be resumed: its model was"):
+    with pytest.raises(RunError, match="model was"):
         resume(FedAvg(model=Counting, folder=tmp_path, **QUIET), grid, ArrayRecord(Counting().state_dict()), 2)
 
 
@@ -814,8 +836,8 @@ def test_a_replys_arrays_are_let_go_as_soon_as_they_are_read(local_grid):
 
 
 def test_clients_may_have_names_and_are_remembered_by_them(local_grid, tmp_path):
-    def train(job):
-        return job.fit(Net(), IMAGES, torch.arange(24) % 3, fedbe.LocalSettings(epochs=1))
+    def train(request):
+        return request.fit(Net(), IMAGES, torch.arange(24) % 3, fedbe.LocalSettings(epochs=1))
 
     def grid():
         made = local_grid(client_app(train), 3)

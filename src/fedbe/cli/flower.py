@@ -59,14 +59,14 @@ def run(
     ] = None,
 ) -> None:
     """Train the app on the deployment, follow it, and show where model and report are."""
-    from fedbe.flower import running
+    from fedbe.flower import submission
     from fedbe.flower.deployment import Deployment
 
     deployment = Deployment(folder)
-    number, place = running.submit(deployment, name, changes or (), lambda line: out.print(line))
+    number, place = submission.submit(deployment, name, changes or (), lambda line: out.print(line))
     out.print(f"run {number} is submitted; results: {place}")
     try:
-        outcome = running.follow(
+        outcome = submission.follow(
             deployment,
             number,
             place,

@@ -187,7 +187,7 @@ def drop_rounds_after(folder: Path, round: int) -> None:
 
 
 def write_model(folder: Path, header: object, tensors: Mapping[str, Tensor]) -> None:
-    """Write the final weights by name, with a JSON header that says what they are."""
+    """Write the final weights by name, with a JSON header that says what they are (None: no header)."""
     write_tensors(folder / MODEL_FILE, header, tensors)
 
 

@@ -23,10 +23,11 @@ UNREADABLE = (
 
 
 def write_tensors(path: Path, header: object, tensors: Mapping[str, Tensor]) -> None:
-    """One safetensors file, whole or not at all."""
+    """Write one safetensors file, whole or not at all. Without a header (None) it holds only the tensors."""
     # safetensors refuses tensors that share memory, as a member and the model may.
     separate = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    write_atomic(path, safetensors.torch.save(separate, {"fedbe": json.dumps(header)}))
+    metadata = None if header is None else {"fedbe": json.dumps(header)}
+    write_atomic(path, safetensors.torch.save(separate, metadata))
 
 
 def read_tensors(path: Path) -> tuple[Any, dict[str, Tensor]]:

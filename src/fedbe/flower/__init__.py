@@ -2,15 +2,14 @@
 
     strategy = fedbe.flower.FedBE(model=Net, unlabeled=images, fraction_train=0.5)
 
-The rest of the package never imports Flower; this part needs the extra `fedbe[flower]`.
+The rest of the package never imports Flower. This part needs the extra `fedbe[flower]`.
 """
 
-from fedbe.flower import _ready  # noqa: F401  # first: it says what is missing, and stops Flower's telemetry
+from fedbe.flower import _bootstrap  # noqa: F401  # first: it checks for Flower and turns its telemetry off
 from fedbe.flower.arrays import from_record, to_record
-from fedbe.flower.client import Job, Reply, client_app
-from fedbe.flower.resuming import resume
+from fedbe.flower.base_strategy import MethodStrategy
+from fedbe.flower.client import TrainReply, TrainRequest, client_app
 from fedbe.flower.strategies import (
-    CatalogueStrategy,
     FedAvg,
     FedAvgM,
     FedBE,
@@ -18,19 +17,20 @@ from fedbe.flower.strategies import (
     OneEnsemble,
     Scaffold,
     VDistillation,
+    resume,
     strategy,
 )
 
 __all__ = [
-    "CatalogueStrategy",
     "FedAvg",
     "FedAvgM",
     "FedBE",
     "FedProx",
-    "Job",
+    "MethodStrategy",
     "OneEnsemble",
-    "Reply",
     "Scaffold",
+    "TrainReply",
+    "TrainRequest",
     "VDistillation",
     "client_app",
     "from_record",

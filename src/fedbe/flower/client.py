@@ -1,11 +1,11 @@
-"""The client's side: `client_app(train)` makes a Flower ClientApp that follows whatever method the server runs.
+"""The client side: `client_app(train)` makes a Flower ClientApp that follows the method that the server runs.
 
-    def train(job: Job) -> Reply:
-        return job.fit(Net(), inputs, labels, LocalSettings(epochs=5))
+    def train(request: TrainRequest) -> TrainReply:
+        return request.fit(Net(), inputs, labels, LocalSettings(epochs=5))
 
     app = client_app(train)
 
-The rules of FedProx and SCAFFOLD are applied by `job.fit`; the app itself need not know the method.
+`request.fit` applies the rules of FedProx and SCAFFOLD; the app need not know the method.
 """
 
 import math
@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedbe.algorithms.client.training import LocalSettings, train
+from fedbe.algorithms.methods import Method
 from fedbe.core.compute import Plan
 from fedbe.core.inputs import Augmentation, Inputs, as_inputs
 from fedbe.core.model_runner import ModelRunner
@@ -26,23 +27,26 @@ from fedbe.core.random import generator
 from fedbe.core.state import Layout, ModelState
 from fedbe.core.updates import ClientId
 from fedbe.errors import SettingError, StateError
-from fedbe.flower import wire
-from fedbe.flower.arrays import expected, expected_extra, read, split, to_record
+from fedbe.flower import messages
+from fedbe.flower.arrays import params_spec, read_arrays, split_extras, state_spec, to_record
 
 MEMORY = "fedbe.memory"  # the record in the Context's state, which Flower keeps between the rounds of a run
 
 
 @dataclass(frozen=True, eq=False)
-class Reply:
-    """What a client sends back.
+class TrainReply:
+    """What a client sends back. `TrainRequest.fit` returns one.
 
-    state     its trained `state_dict`
-    examples  how many examples it trained on
-    metrics   numbers for the report
-    extras    what the rules send, by name, as named tensors; `job.fit` fills it in
-    memory    vectors that stay with the client until its next round; `job.fit` fills it in
-    followed  the method whose rules it trained with; `job.fit` fills it in. A loop of your own that applies them
-              itself says `job.order.method.name`
+    With your own training loop, `TrainReply(model.state_dict(), num_examples)` is enough for a method without rules.
+
+    Attributes:
+        state: the trained `state_dict`.
+        num_examples: the number of examples the client trained on.
+        metrics: numbers for the report. Default: none.
+        extras: what the method's rules send, by name, as named tensors. Default: none.
+        memory: vectors that stay at the client until its next round. Default: none.
+        applied_method: the name of the method whose rules were applied. A training loop that applies them itself
+            passes `request.method.name`. Default: None, no rules.
     """
 
     state: Mapping[str, Tensor]
@@ -50,20 +54,23 @@ class Reply:
     metrics: Mapping[str, float] = field(default_factory=dict)
     extras: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     memory: Mapping[str, Tensor] = field(default_factory=dict)
-    followed: str | None = None
+    applied_method: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
-    """One client's work in one round.
+class TrainRequest:
+    """What the server asks of one client in one round; the argument of `train` in `client_app(train)`.
 
-    order    method, seed and round, as the server said
-    client   this client's stable id
-    config   the ConfigRecord that the ServerApp sent along (`train_config`)
-    context  Flower's Context: `job.context.node_config["partition-id"]`, `job.context.run_config[…]`
+    Attributes:
+        instructions: method, seed and round, as the server sent them.
+        client_id: the client's stable id: `client-id` of the node's configuration, else `partition-id`, else
+            Flower's node id.
+        config: the ConfigRecord that the ServerApp sent (`train_config`).
+        context: Flower's Context: `request.context.node_config["partition-id"]`, `request.context.run_config[…]`.
+        arrays: the global model and extras as received; `load` and `fit` read them.
     """
 
-    order: wire.Order
+    instructions: messages.TrainInstructions
     client_id: ClientId
     config: ConfigRecord
     context: Context
@@ -71,12 +78,18 @@ class Job:
 
     @property
     def round(self) -> int:
-        return self.order.round
+        """The round, from 1; 0 if the server did not send it."""
+        return self.instructions.round
+
+    @property
+    def method(self) -> Method:
+        """The server's method; `method.rules` are the rules for local training."""
+        return self.instructions.method
 
     def load(self, model: nn.Module) -> nn.Module:
-        """Put the global weights into a module, and return it."""
-        own, _ = split(self.arrays)
-        model.load_state_dict(read(own, expected(Layout(model)), "the global model"))
+        """Load the global weights into a module and return it. StateError if they do not fit."""
+        arrays, _ = split_extras(self.arrays)
+        model.load_state_dict(read_arrays(arrays, state_spec(Layout(model)), "the global model"))
         return model
 
     def fit(
@@ -88,82 +101,117 @@ class Job:
         *,
         augment: Augmentation | None = None,
         plan: Plan | None = None,
-    ) -> Reply:
-        """Local SGD from the global model with the rules of the server's method; reproducible."""
+    ) -> TrainReply:
+        """Train by local SGD from the global model, with the rules of the server's method.
+
+        The result is a function of (seed, round, client id) and the data.
+
+        Args:
+            model: the architecture. It is copied, and its weights do not matter.
+            inputs: the client's inputs: a tensor [N, …], a map-style Dataset, or Inputs.
+            labels: class indices [N].
+            settings: epochs, batch size, learning rate and so on. Default: `LocalSettings()`.
+            augment: (batch, generator) -> batch. Default: none.
+            plan: precision and memory layout. Default: float32.
+
+        Returns:
+            A complete reply; the metric "train-loss" is included if it is finite.
+
+        Raises:
+            StateError: the global model does not fit `model`, or the client's memory was lost.
+        """
         runner = ModelRunner(model, plan)
-        state, broadcast, memory = self._given(runner.layout)
-        done = train(
+        state, broadcast, memory = self._received(runner.layout)
+        result = train(
             runner,
             state,
             as_inputs(inputs, augment, "inputs"),
             labels,
             settings or LocalSettings(),
-            generator(self.order.seed, self.round, "train", self.client_id),
-            rules=self.order.method.rules,
+            generator(self.instructions.seed, self.round, "train", self.client_id),
+            rules=self.method.rules,
             broadcast=broadcast,
             memory=memory,
         )
-        metrics = {"train-loss": done.loss} if math.isfinite(done.loss) else {}
-        extras = {name: runner.layout.unpack_params(vector) for name, vector in done.extras.items()}
-        state_dict, method = runner.layout.unpack(done.state), self.order.method.name
-        return Reply(state_dict, len(labels), metrics, extras, done.memory, method)
+        return TrainReply(
+            state=runner.layout.unpack(result.state),
+            num_examples=len(labels),
+            metrics={"train-loss": result.loss} if math.isfinite(result.loss) else {},
+            extras={name: runner.layout.unpack_params(vector) for name, vector in result.extras.items()},
+            memory=result.memory,
+            applied_method=self.method.name,
+        )
 
-    def _given(self, layout: Layout) -> tuple[ModelState, dict[str, Any], dict[str, Any]]:
-        """The global model, what came with it for everybody, and what this client is to remember."""
-        own, extras = split(self.arrays)
-        state = layout.pack(read(own, expected(layout), "the global model"))
-        named = {n: read(a, expected_extra(layout), f"the extra '{n}'") for n, a in extras.items()}
-        broadcast = {n: t for n, t in named.items() if not n.startswith(wire.MEMORY)}
-        if self.order.memory == wire.OWN:
-            return state, broadcast, self._kept(layout)
-        return state, broadcast, {n.removeprefix(wire.MEMORY): t for n, t in named.items() if n not in broadcast}
+    def _received(self, layout: Layout) -> tuple[ModelState, dict[str, Any], dict[str, Any]]:
+        """The global model, the extras that every client gets, and this client's memory."""
+        arrays, extras = split_extras(self.arrays)
+        state = layout.pack(read_arrays(arrays, state_spec(layout), "the global model"))
+        broadcast: dict[str, Any] = {}
+        memory: dict[str, Any] = {}
+        for name, extra in extras.items():
+            tensors = read_arrays(extra, params_spec(layout), f"the extra '{name}'")
+            if name.startswith(messages.MEMORY_PREFIX):
+                memory[name.removeprefix(messages.MEMORY_PREFIX)] = tensors
+            else:
+                broadcast[name] = tensors
+        return state, broadcast, self._kept_memory(layout) if self.instructions.memory == messages.KEPT else memory
 
-    def _kept(self, layout: Layout) -> dict[str, Tensor]:
-        kept = self.context.state.array_records.get(MEMORY, ArrayRecord())
-        if self.order.method.extras and not kept:
-            raise StateError("this client's memory is gone, because its node was restarted; the server will send it")
-        wanted = {name: (torch.Size([layout.size]), layout.dtype) for name in kept}
-        return read(kept, wanted, "the client's memory")
+    def _kept_memory(self, layout: Layout) -> dict[str, Tensor]:
+        record = self.context.state.array_records.get(MEMORY, ArrayRecord())
+        if self.method.extras and not record:
+            raise StateError("this client's memory was lost when its node restarted; the server will send it again")
+        spec = {name: (torch.Size([layout.size]), layout.dtype) for name in record}
+        return read_arrays(record, spec, "the client's memory")
 
 
-def client_app(train: Callable[[Job], Reply]) -> ClientApp:
-    """A ClientApp whose training is `train(job) -> Reply`; add `@app.evaluate()` to it as to any other."""
+def client_app(train: Callable[[TrainRequest], TrainReply]) -> ClientApp:
+    """Make a ClientApp from a training function.
+
+    Args:
+        train: called once in every round in which this client takes part.
+
+    Returns:
+        A ClientApp; add `@app.evaluate()` to it as to any other.
+
+    Example:
+        >>> app = client_app(lambda request: TrainReply(request.load(nn.Linear(3, 2)).state_dict(), num_examples=10))
+    """
     app = ClientApp()
 
     @app.train()
     def _train(message: Message, context: Context) -> Message:
-        job = _job(message, context)
-        reply = train(job)
-        if not isinstance(reply, Reply):
-            raise SettingError(f"`train` must return a fedbe.flower.Reply, got {type(reply).__name__}")
+        request = _read_request(message, context)
+        reply = train(request)
+        if not isinstance(reply, TrainReply):
+            raise SettingError(f"`train` must return a fedbe.flower.TrainReply, got {type(reply).__name__}")
         if reply.memory:
             context.state[MEMORY] = to_record(reply.memory)
         key = next(iter(message.content.array_records))
-        metrics: dict[str, Any] = {job.order.weight: reply.num_examples, **reply.metrics}
+        metrics: dict[str, Any] = {request.instructions.weight_key: reply.num_examples, **reply.metrics}
         content = RecordDict(
             {
                 key: to_record(reply.state, reply.extras),
                 "metrics": MetricRecord(metrics),
-                wire.RECORD: wire.signature(context, reply.followed),
+                messages.RECORD: messages.client_record(context, reply.applied_method),
             }
         )
         return Message(content, reply_to=message)
 
     @app.query("fedbe")
-    def _who(message: Message, context: Context) -> Message:
-        return Message(RecordDict({wire.RECORD: wire.signature(context)}), reply_to=message)
+    def _identify(message: Message, context: Context) -> Message:
+        return Message(RecordDict({messages.RECORD: messages.client_record(context)}), reply_to=message)
 
     return app
 
 
-def _job(message: Message, context: Context) -> Job:
+def _read_request(message: Message, context: Context) -> TrainRequest:
     records = message.content.array_records
     if len(records) != 1:
         raise StateError(f"the server's message must have one ArrayRecord, got {len(records)}")
-    configs = {k: c for k, c in message.content.config_records.items() if k != wire.RECORD}
-    client = wire.client_id(context)
-    return Job(
-        order=wire.read_order(message.content),
+    configs = {k: c for k, c in message.content.config_records.items() if k != messages.RECORD}
+    client = messages.client_id(context)
+    return TrainRequest(
+        instructions=messages.read_instructions(message.content),
         client_id=context.node_id if client is None else client,
         config=next(iter(configs.values()), ConfigRecord()),
         context=context,

@@ -24,7 +24,7 @@ import tomli_w
 
 from fedbe.core.files import write_atomic, write_json
 from fedbe.errors import RunError
-from fedbe.flower import _ready, processes
+from fedbe.flower import _bootstrap, processes
 
 LINK = "superlink"
 START_SECONDS = 90.0  # a SuperLink takes a node that ended without a word for online for 60 s
@@ -53,7 +53,7 @@ class Deployment:
     def environment(self) -> dict[str, str]:
         """Flower finds its own programs by PATH, its configuration by FLWR_HOME."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        return {**os.environ, **_ready.QUIET, "PATH": path, "FLWR_HOME": str(self.state / "flwr")}
+        return {**os.environ, **_bootstrap.NO_TELEMETRY, "PATH": path, "FLWR_HOME": str(self.state / "flwr")}
 
     def up(self, nodes: int, say: Say = lambda _: None) -> None:
         """Start what is not running yet; the ports and the database stay from one time to the next.

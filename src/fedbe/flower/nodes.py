@@ -1,4 +1,4 @@
-"""Which client is behind which node, who is asked next, and what each client should remember."""
+"""Which client each node is, which nodes are sampled, and what each client remembers between rounds."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -11,99 +11,109 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedbe.core.updates import ClientId
-from fedbe.flower import wire
+from fedbe.flower import messages
 
-ASK_SECONDS = 120.0  # a deployed node starts a process, which imports torch, for every message
+IDENTIFY_SECONDS = 120.0  # for every message a deployed node starts a process, which imports torch
 
 
 def sender(reply: Message, sent: Iterable[Message]) -> int:
-    """The node that a reply stands for. For one that is gone Flower answers itself, under its own id."""
-    to = (m.metadata.dst_node_id for m in sent if m.metadata.message_id == reply.metadata.reply_to_message_id)
-    return next(to, reply.metadata.src_node_id)
+    """The node that a reply is for. Flower itself answers for an unavailable node, under its own node id."""
+    targets = (m.metadata.dst_node_id for m in sent if m.metadata.message_id == reply.metadata.reply_to_message_id)
+    return next(targets, reply.metadata.src_node_id)
 
 
-class Nodes:
-    """Flower's node ids are random; client ids, where clients say theirs, are the same in every run.
+class NodeManager:
+    """Maps Flower's random node ids to client ids, which are the same in every run, and keeps client memories.
 
-    A node is the client that it first said it is, until the run ends: one that could change its id could take the
-    place, and be sent the memory, of one client after the other.
+    The first client id that a node reports is fixed until the run ends. Otherwise a node could change its id and
+    receive the memory of one client after another.
+
+    Attributes:
+        clients: node id -> client id, for the nodes that reported one.
+        memories: client id -> the client's memory, by name.
     """
 
     def __init__(self, memories: Mapping[ClientId, Mapping[str, Tensor]] | None = None) -> None:
-        self.clients: dict[int, ClientId] = {}  # node -> client, from its first word on
-        self.memories = dict(memories or {})  # what each client should remember
+        self.clients: dict[int, ClientId] = {}
+        self.memories = dict(memories or {})
         self._online: list[int] = []
-        self._asked: set[int] = set()  # nodes that answered the question for their id, whatever they said
-        self._holders: dict[int, ClientId] = {}  # nodes that hold just what their client should remember
-        self._given: dict[int, ClientId] = {}  # whose memory the node's last order gave it
+        self._identified: set[int] = set()  # nodes that answered the request for their id, even without one
+        self._up_to_date: dict[int, ClientId] = {}  # nodes that hold the current memory of this client
+        self._memory_given: dict[int, ClientId] = {}  # whose memory the node trains with in this round
 
     def client(self, node: int) -> ClientId:
+        """The client id of a node; its node id if it reported none."""
         return self.clients.get(node, node)
 
     @property
     def count(self) -> int:
-        """How many clients are known, those that only a checkpoint knows included."""
+        """The number of known clients, including clients known only from a checkpoint."""
         return len({*self.clients.values(), *self.memories})
 
-    def wait(self, grid: Grid, needed: int, tell: Callable[[int, int], None] = lambda *_: None) -> list[int]:
-        """All connected nodes, as soon as they are enough; if they are not at once, `tell` hears (online, needed)."""
-        told = None
+    def wait(self, grid: Grid, needed: int, notify: Callable[[int, int], None] = lambda *_: None) -> list[int]:
+        """Wait until `needed` nodes are online and return all that are.
+
+        If there are too few at first, `notify(online, needed)` is called, and again at each change.
+        """
+        reported = None
         while True:
             nodes = list(grid.get_node_ids())
             enough = len(nodes) >= needed
-            if len(nodes) != told and (told is not None or not enough):
+            if len(nodes) != reported and (reported is not None or not enough):
                 log(INFO, "%s of %s nodes are online", len(nodes), needed)
-                tell(len(nodes), needed)
-                told = len(nodes)
+                notify(len(nodes), needed)
+                reported = len(nodes)
             if enough:
                 self._online = nodes
                 return nodes
             time.sleep(1)
 
     def sample(self, nodes: Iterable[int], size: int, generator: torch.Generator) -> list[int]:
-        """`size` of the nodes, drawn from them in the order of their client ids, and in that order."""
+        """Draw `size` nodes without replacement. Nodes are drawn and returned in the order of their client ids."""
         ordered = sorted(nodes, key=lambda n: (isinstance(self.client(n), str), self.client(n), n))
         drawn = torch.randperm(len(ordered), generator=generator)[:size]
         return [ordered[i] for i in sorted(drawn.tolist())]
 
     def identify(self, grid: Grid, nodes: Iterable[int]) -> None:
-        """Ask the nodes that have not said it yet for their client ids."""
-        ask = [Message(RecordDict(), n, wire.ASK) for n in nodes if n not in self.clients and n not in self._asked]
-        for reply in grid.send_and_receive(ask, timeout=ASK_SECONDS) if ask else ():
-            node = sender(reply, ask)
-            said = None if reply.has_error() else wire.said_id(reply.content)
-            self._asked.add(node)
-            if said is None:
-                log(WARNING, "node %s does not say its client id; its node id is used", node)
+        """Ask nodes for their client ids; nodes that answered before are not asked again."""
+        unknown = [n for n in nodes if n not in self.clients and n not in self._identified]
+        queries = [Message(RecordDict(), n, messages.IDENTIFY) for n in unknown]
+        for reply in grid.send_and_receive(queries, timeout=IDENTIFY_SECONDS) if queries else ():
+            node = sender(reply, queries)
+            client = None if reply.has_error() else messages.reported_id(reply.content)
+            self._identified.add(node)
+            if client is None:
+                log(WARNING, "node %s does not report a client id; its node id is used", node)
             else:
-                self.clients[node] = said
+                self.clients[node] = client
 
-    def owed(self, node: int) -> tuple[str, Mapping[str, Tensor]]:
-        """Where the client is to take its memory from, and the memory if it must be sent.
+    def memory_for(self, node: int) -> tuple[str, Mapping[str, Tensor]]:
+        """Where the node's client gets its memory from (KEPT, SENT or NONE), and the memory if it must be sent.
 
-        A node holds it if its last reply in this run was used. Any other may have lost it (Flower keeps a client's
-        state for one run only) or gone on from a reply that was not used. Nobody is sent what two nodes claim.
+        A node is up to date if its last reply in this run was used. Any other node may have lost its memory, because
+        Flower keeps a client's state for one run only, or may have moved on from a reply that was not used. If two
+        online nodes claim one client id, the memory is sent to neither.
         """
         client = self.client(node)
-        self._given.pop(node, None)
-        if self._holders.pop(node, None) == client:
-            self._given[node] = client
-            return wire.OWN, {}
+        self._memory_given.pop(node, None)
+        if self._up_to_date.pop(node, None) == client:
+            self._memory_given[node] = client
+            return messages.KEPT, {}
         if client not in self.memories or sum(self.client(n) == client for n in self._online) > 1:
-            return wire.NONE, {}
-        self._given[node] = client
-        return wire.SENT, self.memories[client]
+            return messages.NONE, {}
+        self._memory_given[node] = client
+        return messages.SENT, self.memories[client]
 
-    def lacked(self, node: int) -> bool:
-        """Did the node train without the memory that its client has here?"""
+    def lacked_memory(self, node: int) -> bool:
+        """Whether the node trained without the memory that the server has for its client."""
         client = self.client(node)
-        return client in self.memories and self._given.get(node) != client
+        return client in self.memories and self._memory_given.get(node) != client
 
-    def note(self, used: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Nodes whose replies were used, and their extras: they remember what they had plus what they sent."""
+    def update(self, used: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Update memories after a round: node -> extras of its used reply, which are the change of its memory."""
         for node, extras in used.items():
             client = self.client(node)
-            self._holders[node] = client
+            self._up_to_date[node] = client
             if extras:
-                own = self.memories.get(client, {})
-                self.memories[client] = {n: own.get(n, torch.zeros(())) + change for n, change in extras.items()}
+                memory = self.memories.get(client, {})
+                self.memories[client] = {n: memory.get(n, torch.zeros(())) + change for n, change in extras.items()}

@@ -1,4 +1,4 @@
-"""Replies of a round, one at a time: each becomes a ClientUpdate, or is set aside with a reason."""
+"""The replies of a round, read one at a time: each becomes a ClientUpdate or is set aside with a reason."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,126 +15,132 @@ from fedbe.algorithms.server.guard import SetAside
 from fedbe.core.state import Layout
 from fedbe.core.updates import ClientId, ClientUpdate
 from fedbe.errors import StateError
-from fedbe.flower import wire
-from fedbe.flower.arrays import expected, expected_extra, read, split
-from fedbe.flower.nodes import Nodes, sender
+from fedbe.flower import messages
+from fedbe.flower.arrays import params_spec, read_arrays, split_extras, state_spec
+from fedbe.flower.nodes import NodeManager, sender
 
 
 @dataclass(frozen=True, eq=False)
-class Good:
-    """A reply that could be read: who sent it, what came beside the arrays, and the packed extras."""
+class ValidReply:
+    """A reply that could be read: its node, its content without the arrays, and the packed extras."""
 
     node: int
     content: RecordDict
     extras: Mapping[str, Tensor]
 
 
-class Replies:
-    """The replies of one round. Iterating converts them one by one and lets go of each message's arrays.
+class RoundReplies:
+    """The replies of one round. Iterating converts one reply at a time and frees the arrays of its message.
 
-    nodes      who replied, be it with an error
-    good       the replies that could be read, by client
-    set_aside  who sent nothing usable, and why
+    Attributes:
+        nodes: the nodes that replied, including those that replied with an error.
+        valid: the replies that could be read, by client.
+        set_aside: the clients without a usable reply, with reasons. Complete after the iteration.
     """
 
     def __init__(
         self,
-        messages: Iterable[Message],
+        replies: Iterable[Message],
         sent: Sequence[Message],
-        nodes: Nodes,
+        nodes: NodeManager,
         method: Method,
         layout: Layout,
-        weight: str,
+        weight_key: str,
     ) -> None:
-        self._nodes, self._method, self._layout, self._weight = nodes, method, layout, weight
-        self._messages = [(sender(m, sent), m) for m in messages]
+        self._node_manager, self._method, self._layout, self._weight_key = nodes, method, layout, weight_key
+        self._messages = [(sender(m, sent), m) for m in replies]
         self.nodes = {node for node, _ in self._messages}
-        self.good: dict[ClientId, Good] = {}
+        self.valid: dict[ClientId, ValidReply] = {}
         self.set_aside: list[SetAside] = []
-        speaking = [(node, m) for node, m in self._messages if not m.has_error()]
-        for node, message in speaking:
-            said = wire.said_id(message.content)
-            nodes.clients.setdefault(node, node if said is None else said)
-        self._claims = Counter(nodes.client(node) for node, _ in speaking)
+        without_error = [(node, m) for node, m in self._messages if not m.has_error()]
+        for node, message in without_error:
+            client = messages.reported_id(message.content)
+            nodes.clients.setdefault(node, node if client is None else client)
+        self._nodes_per_client = Counter(nodes.client(node) for node, _ in without_error)
 
     def __iter__(self) -> Iterator[ClientUpdate]:
         for node, message in self._messages:
-            client = self._nodes.client(node)
+            client = self._node_manager.client(node)
             try:
-                update = self._update(node, message, client)
+                update = self._read_update(node, message, client)
             except StateError as error:
                 self.set_aside.append(SetAside(client, str(error)))
             else:
-                self.good[client] = Good(node, message.content, update.extras)  # type: ignore[arg-type]
+                self.valid[client] = ValidReply(node, message.content, update.extras)  # type: ignore[arg-type]
                 yield update
 
-    def _update(self, node: int, message: Message, client: ClientId) -> ClientUpdate:
-        check_worked(message)
+    def _read_update(self, node: int, message: Message, client: ClientId) -> ClientUpdate:
+        check_no_error(message)
         records = list(message.content.array_records.values())
         try:
-            self._check(node, message.content, client)
+            self._check_client(node, message.content, client)
             if len(records) != 1:
                 raise StateError(f"its reply must have one ArrayRecord, got {len(records)}")
-            return self._read(records[0], weight_of(message.content, self._weight), client)
+            return self._read_record(records[0], num_examples(message.content, self._weight_key), client)
         finally:
             for record in records:
-                record.clear()  # the message's own copy; the metrics beside it stay
+                record.clear()  # frees the arrays; the metrics stay
 
-    def _check(self, node: int, content: RecordDict, client: ClientId) -> None:
-        """May this node speak for this client, and did it do what it was asked for?"""
-        if (said := wire.said_id(content)) not in (None, client):
-            raise StateError(f"it now says that it is client {said}: a node's client id stays for the whole run")
-        if self._claims[client] > 1:
-            raise StateError(f"{self._claims[client]} nodes replied under this client id: give each one of its own")
-        followed = content.config_records.get(wire.RECORD, ConfigRecord()).get("method")
-        if self._method.rules and followed != self._method.name:
+    def _check_client(self, node: int, content: RecordDict, client: ClientId) -> None:
+        """Check that the node may reply for this client and that it trained as instructed."""
+        reported = messages.reported_id(content)
+        if reported not in (None, client):
+            raise StateError(f"it now reports client id {reported}: the client id of a node must not change in a run")
+        if self._nodes_per_client[client] > 1:
             raise StateError(
-                f"it did not follow the rules of {self._method.title}: use fedbe.flower.client_app and job.fit there"
+                f"{self._nodes_per_client[client]} nodes replied with this client id: give each node a different one"
             )
-        if self._nodes.lacked(node):
-            raise StateError("it trained without its memory, because the server could not tell which client it is")
+        applied_method = content.config_records.get(messages.RECORD, ConfigRecord()).get("method")
+        if self._method.rules and applied_method != self._method.name:
+            raise StateError(
+                f"it did not apply the rules of {self._method.title}: use fedbe.flower.client_app and request.fit there"
+            )
+        if self._node_manager.lacked_memory(node):
+            raise StateError("it trained without its memory, because the server did not know which client it is")
 
-    def _read(self, record: ArrayRecord, examples: float, client: ClientId) -> ClientUpdate:
-        own, beside = split(record)
-        state = read(own, expected(self._layout), "its state")
-        if missing := [name for name in self._method.extras if name not in beside]:
-            raise StateError(f"it lacks the extra '{missing[0]}' that this method's clients send")
-        extras = {n: read(beside[n], expected_extra(self._layout), f"its extra '{n}'") for n in self._method.extras}
-        packed = {n: self._layout.pack_params(t, f"its extra '{n}'") for n, t in extras.items()}
+    def _read_record(self, record: ArrayRecord, examples: float, client: ClientId) -> ClientUpdate:
+        arrays, extras = split_extras(record)
+        state = read_arrays(arrays, state_spec(self._layout), "its state")
+        packed = {}
+        for name in self._method.extras:
+            if name not in extras:
+                raise StateError(f"the extra '{name}', which clients of this method send, is missing")
+            tensors = read_arrays(extras[name], params_spec(self._layout), f"its extra '{name}'")
+            packed[name] = self._layout.pack_params(tensors, f"its extra '{name}'")
         return ClientUpdate(state, examples, client, packed)
 
 
-def weight_of(content: RecordDict, key: str) -> float:
-    """The number of examples in a reply; the guard judges whether it is a sensible one."""
+def num_examples(content: RecordDict, key: str) -> float:
+    """The number of examples in a reply. The guard checks its value."""
     if len(content.metric_records) != 1:
         raise StateError(f"its reply must have one MetricRecord, got {len(content.metric_records)}")
-    found = next(iter(content.metric_records.values())).get(key)
-    if not isinstance(found, int | float):
-        raise StateError(f"its metrics must have the number '{key}', got {str(found)[:80]}")
-    return found
+    value = next(iter(content.metric_records.values())).get(key)
+    if not isinstance(value, int | float):
+        raise StateError(f"its metrics must have the number '{key}', got {str(value)[:80]}")
+    return value
 
 
-def check_worked(message: Message) -> None:
-    """A message that is an error becomes a StateError with the last line that says something of its traceback."""
+def check_no_error(message: Message) -> None:
+    """StateError with the last line of the traceback if the message is an error."""
     if message.has_error():
         lines = [line.strip() for line in (message.error.reason or "").splitlines() if line.strip()]
         raise StateError(f"it failed: {lines[-1][:200] if lines else 'no reason was given'}")
 
 
 def comparable(contents: Iterable[tuple[ClientId, RecordDict]]) -> list[RecordDict]:
-    """Those whose metrics are finite and have the most common form (names and lengths): only they can be averaged."""
+    """The replies whose metrics can be averaged: finite, and with the most common names and lengths."""
     finite = []
     for client, content in contents:
         metrics = next(iter(content.metric_records.values()))
         if np.isfinite(np.hstack(list(metrics.values()))).all():
             finite.append((client, _form(metrics), content))
         else:
-            log(WARNING, "the metrics of client %s are left out: they hold NaN or infinite values", client)
-    common = Counter(form for _, form, _ in finite).most_common(1)
+            log(WARNING, "the metrics of client %s are left out: they contain NaN or infinite values", client)
+    most_common = Counter(form for _, form, _ in finite).most_common(1)
     for client, form, _ in finite:
-        if form != common[0][0]:
-            log(WARNING, "the metrics of client %s are left out: most have other names or lengths", client)
-    return [content for _, form, content in finite if form == common[0][0]]
+        if form != most_common[0][0]:
+            log(WARNING, "the metrics of client %s are left out: their names or lengths differ from most", client)
+    return [content for _, form, content in finite if form == most_common[0][0]]
 
 
 def _form(metrics: MetricRecord) -> tuple[tuple[str, int], ...]:

@@ -1,0 +1,142 @@
+"""The run folder of a federation: a checkpoint and a line of report for each round, and the final model.
+
+FOLDER/checkpoint-*.safetensors   all that crosses a round: model, server memory, the clients' memories
+FOLDER/rounds.jsonl               one line a round: who took part, who was set aside and why, how long it took
+FOLDER/model.safetensors          the final weights under the module's own names
+FOLDER/report.json                the metrics of each round: training, evaluation by clients, evaluation by the server
+FOLDER/nodes.json                 only if there were too few nodes: how many are online and how many are needed
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import MetricRecord
+
+import fedbe
+from fedbe.algorithms.server.api import Server
+from fedbe.core.files import locked, make_folder, write_json
+from fedbe.core.state import Layout, ModelState
+from fedbe.errors import RunError
+from fedbe.experiment import checkpoint, run_folder
+from fedbe.experiment.run_state import RunState
+
+REPORT_FILE = "report.json"
+NODES_FILE = "nodes.json"
+METRIC_KINDS = ("train", "evaluate", "server")
+
+
+class RunRecorder:
+    """Writes and reads one run folder. Without a folder (None) it records nothing."""
+
+    def __init__(self, folder: Path | str | None, server: Server) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self._server = server
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the folder while a run is in progress. BusyError if another process holds the lock."""
+        if self.folder is None:
+            yield
+            return
+        make_folder(self.folder)
+        with locked(self.folder):
+            yield
+
+    def start_new(self) -> None:
+        """Check that the folder has no other run. Files of a run that ended in its first round are removed."""
+        if self.folder is None:
+            return
+        if checkpoint.paths(self.folder) or (self.folder / run_folder.MODEL_FILE).exists():
+            raise RunError(
+                f"{self.folder} contains another run: continue it with fedbe.flower.resume, or choose another folder"
+            )
+        for name in (run_folder.ROUNDS_FILE, REPORT_FILE):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def load(self) -> RunState | None:
+        """The last finished round; None if there is none. Lines and metrics of later rounds are removed."""
+        if self.folder is None:
+            raise RunError("there is nothing to resume from: give the strategy a `folder`")
+        state = checkpoint.latest(self.folder, _identity(self._server))
+        last_round = 0 if state is None else state.round
+        report = {
+            kind: {number: metrics for number, metrics in by_round.items() if int(number) <= last_round}
+            for kind, by_round in self._read_report().items()
+        }
+        write_json(self.folder / REPORT_FILE, report)
+        run_folder.drop_rounds_after(self.folder, last_round)
+        return state
+
+    def save_round(self, state: RunState, line: dict[str, Any], metrics: MetricRecord | None) -> None:
+        """Write a finished round. The checkpoint is written last: it marks the round as complete."""
+        if self.folder is not None:
+            run_folder.append_round(self.folder, line)
+            self.add_metrics("train", state.round, metrics)
+            checkpoint.save(self.folder, state, _identity(self._server))
+
+    def save_node_count(self, online: int, needed: int) -> None:
+        """Write nodes.json, so that `fedbe flower run` can show what the server waits for."""
+        if self.folder is not None:
+            write_json(self.folder / NODES_FILE, {"online": online, "needed": needed})
+
+    def add_metrics(self, kind: str, round: int, metrics: MetricRecord | None) -> None:
+        """Add metrics to report.json at once, so that a stopped run keeps them."""
+        if self.folder is not None and metrics is not None:
+            report = self._read_report()
+            report[kind][str(round)] = dict(metrics)
+            write_json(self.folder / REPORT_FILE, report)
+
+    def has_metrics(self, kind: str, round: int) -> bool:
+        """Whether report.json has metrics of this kind for the round."""
+        return self.folder is not None and str(round) in self._read_report()[kind]
+
+    def save_model(self, model: ModelState, layout: Layout) -> None:
+        """Write the final model, and a report even if there were no metrics."""
+        if self.folder is not None:
+            run_folder.write_model(self.folder, None, layout.unpack(model))
+            write_json(self.folder / REPORT_FILE, self._read_report())
+
+    def _read_report(self) -> dict[str, dict[str, Any]]:
+        assert self.folder is not None, "callers check for a folder"
+        path = self.folder / REPORT_FILE
+        try:
+            report: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+        except ValueError as error:
+            raise RunError(
+                f"{path} is damaged: restore it from a copy, or remove it and lose earlier metrics"
+            ) from error
+        return {kind: report.get(kind, {}) for kind in METRIC_KINDS}
+
+
+def _jsonable(value: Any) -> Any:
+    """A setting for JSON, which cannot sort a mapping whose keys are numbers and texts (alpha by client id)."""
+    return sorted(map(repr, value.items())) if isinstance(value, Mapping) else value
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:16]
+
+
+def _identity(server: Server) -> dict[str, str]:
+    """What must not change when a run is resumed."""
+    layout = server.runner.layout
+    shapes = [[(s.name, list(s.shape), str(s.dtype)) for s in part] for part in (layout.params, layout.buffers)]
+    counters = [(name, list(shape), str(dtype)) for name, (shape, dtype) in layout.counters.items()]
+    settings = {name: _jsonable(value) for name, value in sorted(server.method.settings().items())}
+    identity = {
+        "method": server.method.name,
+        "settings": _digest(settings),
+        "seed": str(server.seed),
+        "model": _digest([shapes, counters, layout.keys]),
+        "unlabeled inputs": str(0 if server.inputs is None else len(server.inputs)),
+        "fedbe": fedbe.__version__,
+        "torch": torch.__version__,
+    }
+    if server.method.needs_rounds:  # the number of rounds decides which rounds distil
+        identity["number of rounds"] = str(server.rounds)
+    return identity
