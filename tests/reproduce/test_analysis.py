@@ -22,7 +22,7 @@ from fedbe.report.analysis_charts import features_chart
 from fedbe.report.figures import draw
 from fedbe.reproduce import analysis, study_runner, table
 from fedbe.reproduce.study import Study, load_study
-from fedbe.reproduce.study_runner import Place
+from fedbe.reproduce.study_runner import StudyRun
 
 
 @pytest.fixture(scope="module")
@@ -31,30 +31,30 @@ def pool() -> Iterator[ProcessPool]:
         yield workers
 
 
-def played(name: str, pool: ProcessPool, root: Path) -> tuple[Study, list[Place]]:
+def played(name: str, pool: ProcessPool, root: Path) -> tuple[Study, list[StudyRun]]:
     study = load_study(name)
-    places = list(study_runner.places(study, "smoke", 1, root))
-    assert study_runner.play(places, pool, Nobody(), "float32", lambda: False) == (True, {})
+    places = list(study_runner.study_runs(study, "smoke", 1, root))
+    assert study_runner.run_study(places, pool, Nobody(), "float32", lambda: False) == (True, {})
     return study, places
 
 
 @pytest.fixture(scope="module")
-def roll(pool: ProcessPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, list[Place]]:
+def roll(pool: ProcessPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, list[StudyRun]]:
     return played("fig-confidence", pool, tmp_path_factory.mktemp("confidence"))
 
 
 @pytest.fixture(scope="module")
-def seen(pool: ProcessPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, list[Place]]:
+def seen(pool: ProcessPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, list[StudyRun]]:
     return played("fig-tsne", pool, tmp_path_factory.mktemp("features"))
 
 
-def analysed(study: Study, places: list[Place], pool: ProcessPool | None) -> Any:
+def analysed(study: Study, places: list[StudyRun], pool: ProcessPool | None) -> Any:
     whole, missing, charts = analysis.analyse(study, places, pool, lambda: False)
     assert whole
     return missing, charts
 
 
-def test_clients_are_judged_as_the_run_judged_them(roll: tuple[Study, list[Place]], pool: ProcessPool) -> None:
+def test_clients_are_judged_as_the_run_judged_them(roll: tuple[Study, list[StudyRun]], pool: ProcessPool) -> None:
     study, places = roll
     analysed(study, places, pool)
     folder = places[0].folder
@@ -68,7 +68,7 @@ def test_clients_are_judged_as_the_run_judged_them(roll: tuple[Study, list[Place
     assert sum(right) / 600 == pytest.approx(found["accuracy"])
 
 
-def test_samples_are_other_models_than_the_clients(roll: tuple[Study, list[Place]], pool: ProcessPool) -> None:
+def test_samples_are_other_models_than_the_clients(roll: tuple[Study, list[StudyRun]], pool: ProcessPool) -> None:
     study, places = roll
     analysed(study, places, pool)
     found = analysis.read(places[0].folder)
@@ -76,7 +76,7 @@ def test_samples_are_other_models_than_the_clients(roll: tuple[Study, list[Place
     assert found["samples"]["bins"] != found["clients"]["bins"]
 
 
-def test_the_histogram_shows_what_was_counted(roll: tuple[Study, list[Place]], pool: ProcessPool) -> None:
+def test_the_histogram_shows_what_was_counted(roll: tuple[Study, list[StudyRun]], pool: ProcessPool) -> None:
     study, places = roll
     missing, (chart,) = analysed(study, places, pool)
     assert missing == {}
@@ -98,7 +98,7 @@ def test_right_and_wrong_fall_into_their_bins() -> None:
 
 
 def test_what_was_found_is_not_sought_again(
-    roll: tuple[Study, list[Place]], pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
+    roll: tuple[Study, list[StudyRun]], pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study, places = roll
     _, (before,) = analysed(study, places, pool)
@@ -108,7 +108,7 @@ def test_what_was_found_is_not_sought_again(
 
 
 def test_a_part_of_a_study_is_looked_at_and_all_that_was_found_is_drawn(
-    roll: tuple[Study, list[Place]], pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    roll: tuple[Study, list[StudyRun]], pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study, places = roll
     _, (whole,) = analysed(study, places, pool)
@@ -129,7 +129,7 @@ def test_a_part_of_a_study_is_looked_at_and_all_that_was_found_is_drawn(
     assert missing[other.cell] == "it has not been analysed yet"
 
 
-def test_an_analysis_can_be_stopped(roll: tuple[Study, list[Place]], pool: ProcessPool) -> None:
+def test_an_analysis_can_be_stopped(roll: tuple[Study, list[StudyRun]], pool: ProcessPool) -> None:
     study, places = roll
     assert analysis.analyse(study, places, pool, lambda: True) == (False, {}, [])
 
@@ -151,7 +151,7 @@ def test_purity_counts_neighbours_of_the_same_class() -> None:
     assert features.purity(line, torch.tensor([0, 1, 0, 1, 0, 1]), neighbours=2) == pytest.approx(4 / 12)
 
 
-def test_the_picture_has_a_point_for_each_image(seen: tuple[Study, list[Place]], pool: ProcessPool) -> None:
+def test_the_picture_has_a_point_for_each_image(seen: tuple[Study, list[StudyRun]], pool: ProcessPool) -> None:
     study, places = seen
     missing, (chart,) = analysed(study, places, pool)
     assert missing == {}
@@ -165,7 +165,7 @@ def test_the_picture_has_a_point_for_each_image(seen: tuple[Study, list[Place]],
 
 
 def test_data_that_no_foreign_images_go_with_are_drawn_alone(
-    seen: tuple[Study, list[Place]], pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
+    seen: tuple[Study, list[StudyRun]], pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, places = seen
     monkeypatch.setattr(features, "FOREIGN", {})

@@ -20,9 +20,9 @@ from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.recipe_files import load_recipe
 from fedbe.report.chart import Chart
 from fedbe.reproduce import analysis, cost, study_runner, table
-from fedbe.reproduce.round_curves import by_round
-from fedbe.reproduce.study import SCALES, Study, available, load_study
-from fedbe.reproduce.study_runner import Place
+from fedbe.reproduce.round_curves import chart_by_round
+from fedbe.reproduce.study import SCALES, Study, available_studies, load_study
+from fedbe.reproduce.study_runner import StudyRun
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +31,16 @@ def pool() -> Iterator[ProcessPool]:
         yield workers
 
 
-def _play(name: str, pool: ProcessPool, root: Path, seeds: int = 1) -> tuple[Study, list[Place]]:
+def _play(name: str, pool: ProcessPool, root: Path, seeds: int = 1) -> tuple[Study, list[StudyRun]]:
     study = load_study(name)
-    places = list(study_runner.places(study, "smoke", seeds, root))
-    whole, missing = study_runner.play(places, pool, Nobody(), "float32", lambda: False)
+    places = list(study_runner.study_runs(study, "smoke", seeds, root))
+    whole, missing = study_runner.run_study(places, pool, Nobody(), "float32", lambda: False)
     assert whole
     assert missing == {}
     return study, places
 
 
-def _analyse(study: Study, places: list[Place], pool: ProcessPool) -> list[Chart]:
+def _analyse(study: Study, places: list[StudyRun], pool: ProcessPool) -> list[Chart]:
     if not study.analysis:
         return []
     whole, missing, charts = analysis.analyse(study, places, pool, lambda: False)
@@ -49,7 +49,7 @@ def _analyse(study: Study, places: list[Place], pool: ProcessPool) -> list[Chart
     return charts
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", available_studies())
 def test_every_study_runs_end_to_end(name: str, pool: ProcessPool, tmp_path: Path) -> None:
     study, places = _play(name, pool, tmp_path)
     charts = _analyse(study, places, pool)
@@ -70,7 +70,7 @@ def test_every_study_runs_end_to_end(name: str, pool: ProcessPool, tmp_path: Pat
     assert drawn == [*([] if one_round or study.analysis else ["rounds"]), *(chart.id for chart in charts)]
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", available_studies())
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_cell_of_every_scale_is_a_valid_recipe(name: str, scale: str) -> None:
     study = load_study(name)
@@ -79,12 +79,12 @@ def test_every_cell_of_every_scale_is_a_valid_recipe(name: str, scale: str) -> N
 
 
 def test_the_list_fits_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "_speed", lambda *_: 1000.0)
+    monkeypatch.setattr(cost, "images_per_second", lambda *_: 1000.0)
     told = CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "80", "NO_COLOR": "1"})
     assert told.exit_code == 0
     lines = told.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    for name in available():
+    for name in available_studies():
         place = next(i for i, line in enumerate(lines) if line.startswith(f"{name} "))
         assert len(lines[place].split("  ")) > 4
         assert lines[place + 1] == f"  {load_study(name).title}"
@@ -98,21 +98,21 @@ def test_what_is_done_is_not_run_again(pool: ProcessPool, tmp_path: Path) -> Non
 
 
 def test_a_run_of_other_settings_is_not_passed_off_as_the_study_s(pool: ProcessPool, tmp_path: Path) -> None:
-    (place, *_) = study_runner.places(load_study("table3"), "smoke", 1, tmp_path)
+    (place, *_) = study_runner.study_runs(load_study("table3"), "smoke", 1, tmp_path)
     run_folder.create(place.folder, load_recipe("digits"), "fedbe", 0, "float32")
     with pytest.raises(RunError, match="was run with other settings"):
-        study_runner.play([place], pool, Nobody(), "float32", lambda: False)
+        study_runner.run_study([place], pool, Nobody(), "float32", lambda: False)
 
 
 def test_a_run_that_was_made_otherwise_with_the_same_settings_is_taken(pool: ProcessPool, tmp_path: Path) -> None:
-    (place, *_) = study_runner.places(load_study("table1"), "smoke", 1, tmp_path)
+    (place, *_) = study_runner.study_runs(load_study("table1"), "smoke", 1, tmp_path)
     renamed = place.recipe.model_copy(update={"name": "own", "method": "fedavg"})
     run_folder.create(place.folder, renamed, place.recipe.method, 0, "float32")
     assert loop.execute(place.folder, pool, Nobody())
-    assert study_runner.play([place], pool, Nobody(), "float32", lambda: False) == (True, {})
+    assert study_runner.run_study([place], pool, Nobody(), "float32", lambda: False) == (True, {})
     for other in ({"seed": 1}, {"recipe": load_recipe("digits")}):
         with pytest.raises(RunError, match="was run with other settings"):
-            study_runner.play([replace(place, **other)], pool, Nobody(), "float32", lambda: False)
+            study_runner.run_study([replace(place, **other)], pool, Nobody(), "float32", lambda: False)
 
 
 def test_records_without_weights_still_make_the_table_and_the_picture(pool: ProcessPool, tmp_path: Path) -> None:
@@ -151,26 +151,26 @@ def test_no_train_draws_what_is_there_and_checks_that_it_is_the_study_s(tmp_path
 def test_no_train_makes_no_folder_where_there_is_none(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["reproduce", "table1", "--no-train", "--runs", str(tmp_path / "typo")])
     assert isinstance(told.exception, RunError)
-    assert "nothing to draw" in str(told.exception)
+    assert "does not exist" in str(told.exception)
     assert not (tmp_path / "typo").exists()
 
 
 def test_two_precisions_are_not_averaged(pool: ProcessPool, tmp_path: Path) -> None:
-    one, two, *_ = study_runner.places(load_study("table3"), "smoke", 1, tmp_path)
+    one, two, *_ = study_runner.study_runs(load_study("table3"), "smoke", 1, tmp_path)
     run_folder.create(one.folder, one.recipe, one.recipe.method, 0, "bfloat16")
     with pytest.raises(RunError, match="must have one precision"):
-        study_runner.play([one, two], pool, Nobody(), "float32", lambda: False)
+        study_runner.run_study([one, two], pool, Nobody(), "float32", lambda: False)
     assert not two.folder.exists()
-    study_runner.check([one, two])
+    study_runner.check_runs([one, two])
     run_folder.create(two.folder, two.recipe, two.recipe.method, 0, "float32")
     with pytest.raises(RunError, match="must have one precision"):
-        study_runner.check([one, two])
+        study_runner.check_runs([one, two])
 
 
 def test_columns_without_a_finished_run_are_named_below_the_table() -> None:
     study = load_study("table1")
     rows = [
-        table.Measured(("step", "fedavg", model), ours, (72.0, 0.25))
+        table.CellResult(("step", "fedavg", model), ours, (72.0, 0.25))
         for model, ours in (("convnet", {0: 70.0}), ("resnet20", {}))
     ]
     text = table.markdown(study, "paper", rows, {})
@@ -181,10 +181,10 @@ def test_columns_without_a_finished_run_are_named_below_the_table() -> None:
 def test_the_picture_by_round_has_a_line_for_each_method_in_its_own_colour(tmp_path: Path) -> None:
     study = load_study("table1")
     wanted = {("step", "fedavg", "convnet"), ("step", "fedbe-tuned", "convnet"), ("step", "1-ensemble", "convnet")}
-    places = [p for p in study_runner.places(study, "paper", 2, tmp_path) if p.cell in wanted]
+    places = [p for p in study_runner.study_runs(study, "paper", 2, tmp_path) if p.cell in wanted]
     for place in places:
         _play_by_hand(place)
-    chart = by_round(study.with_changes(["training.lr=1"]), "paper", places)
+    chart = chart_by_round(study.with_changes(["training.lr=1"]), "paper", places)
     assert chart is not None
     assert chart.title == "Table 1: non-i.i.d. CIFAR-10; scale paper, training.lr=1"
     (panel,) = chart.panels
@@ -199,7 +199,7 @@ def test_the_picture_by_round_has_a_line_for_each_method_in_its_own_colour(tmp_p
     assert chart.note == ""
 
 
-def _play_by_hand(place: study_runner.Place) -> None:
+def _play_by_hand(place: study_runner.StudyRun) -> None:
     run_folder.create(place.folder, place.recipe, place.recipe.method, place.seed, "float32")
     rounds = (1,) if place.cell[1] == "1-ensemble" else (1, 2)
     lines = [{"round": r, "test": {"accuracy": 0.1 * r + 0.02 * place.seed}} for r in rounds]
@@ -210,10 +210,10 @@ def test_a_panel_compares_only_seeds_that_all_its_lines_have(tmp_path: Path) -> 
     study = load_study("table1")
     cells = {("step", "fedavg", "convnet"): (0, 1, 2), ("step", "fedbe", "convnet"): (0, 2)}
     cells |= {("dirichlet", "fedavg", "convnet"): (1,)}
-    places = [p for p in study_runner.places(study, "paper", 3, tmp_path) if p.seed in cells.get(p.cell, ())]
+    places = [p for p in study_runner.study_runs(study, "paper", 3, tmp_path) if p.seed in cells.get(p.cell, ())]
     for place in places:
         _play_by_hand(place)
-    chart = by_round(study, "paper", places)
+    chart = chart_by_round(study, "paper", places)
     assert chart is not None
     assert {p.title: [(s.label, s.points[-1].n) for s in p.series] for p in chart.panels} == {
         "step, convnet": [("fedavg (n = 2)", 2), ("fedbe (n = 2)", 2)],
@@ -224,38 +224,38 @@ def test_a_panel_compares_only_seeds_that_all_its_lines_have(tmp_path: Path) -> 
 
 
 def test_other_values_than_methods_have_colours_that_differ() -> None:
-    from fedbe.reproduce.round_curves import _colours
+    from fedbe.reproduce.round_curves import series_colours
 
-    colours = _colours(("fedavg", "CIFAR-10", "none"))
+    colours = series_colours(("fedavg", "CIFAR-10", "none"))
     assert colours["fedavg"] == "fedavg"
     assert len(set(colours.values())) == 3
 
 
 def test_two_views_of_one_run_are_one_run(tmp_path: Path) -> None:
-    places = list(study_runner.places(load_study("fig-ensemble"), "paper", 1, tmp_path))
+    places = list(study_runner.study_runs(load_study("fig-ensemble"), "paper", 1, tmp_path))
     assert len(places) == 4
     assert len({p.folder for p in places}) == 2
 
 
 def test_a_stopped_study_goes_on(pool: ProcessPool, tmp_path: Path) -> None:
     study = load_study("table3")
-    places = list(study_runner.places(study, "smoke", 1, tmp_path))
-    whole, _ = study_runner.play(places, pool, Nobody(), "float32", lambda: study_runner.rounds_left(places[1]) == 1)
+    places = list(study_runner.study_runs(study, "smoke", 1, tmp_path))
+    whole, _ = study_runner.run_study(places, pool, Nobody(), "float32", lambda: places[1].rounds_left == 1)
     assert not whole
-    assert [study_runner.rounds_left(p) for p in places] == [0, 1] + [2] * (len(places) - 2)
+    assert [p.rounds_left for p in places] == [0, 1] + [2] * (len(places) - 2)
     half = table.markdown(study, "smoke", table.collect(study, places), {})
     assert "| – |" in half
     now = 100 * run_folder.read_rounds(places[1].folder)[0]["test"]["accuracy"]
     assert half.endswith(f"\n\nUnder way: {' / '.join(places[1].cell)}, seed 0: {now:.1f} after round 1 of 2.\n")
     _play("table3", pool, tmp_path)
-    assert sum(study_runner.rounds_left(p) for p in places) == 0
+    assert sum(p.rounds_left for p in places) == 0
 
 
 def test_missing_data_is_said_not_hidden(pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDBE_DATA", str(tmp_path / "empty"))
     study = load_study("table5")
-    places = list(study_runner.places(study, "cpu", 1, tmp_path))
-    whole, missing = study_runner.play(places, pool, Nobody(), "float32", lambda: False)
+    places = list(study_runner.study_runs(study, "cpu", 1, tmp_path))
+    whole, missing = study_runner.run_study(places, pool, Nobody(), "float32", lambda: False)
     assert whole
     assert set(missing) == set(study.cells("cpu"))
     text = table.markdown(study, "cpu", table.collect(study, places), missing)
@@ -265,19 +265,19 @@ def test_missing_data_is_said_not_hidden(pool: ProcessPool, tmp_path: Path, monk
 
 
 def test_ours_stands_beside_the_papers() -> None:
-    measured = table.Measured(("step", "fedbe", "convnet"), {0: 74.0, 1: 76.0}, (74.5, 0.51))
+    measured = table.CellResult(("step", "fedbe", "convnet"), {0: 74.0, 1: 76.0}, (74.5, 0.51))
     assert measured.text == "75.0 ± 1.4 (n=2)"
     assert measured.paper_text == "74.5 ± 0.51"
     assert measured.difference == "+0.5"
-    assert table.Measured((), {}, (1.0,)).difference == "–"
+    assert table.CellResult((), {}, (1.0,)).difference == "–"
 
 
 def test_means_over_different_seeds_are_not_left_to_be_compared() -> None:
     study = load_study("table1")
 
-    def rows(*values: dict[int, float]) -> list[table.Measured]:
+    def rows(*values: dict[int, float]) -> list[table.CellResult]:
         methods = ("fedavg", "fedbe", "v-distillation")
-        return [table.Measured(("step", m, "convnet"), v, ()) for m, v in zip(methods, values, strict=True)]
+        return [table.CellResult(("step", m, "convnet"), v, ()) for m, v in zip(methods, values, strict=True)]
 
     assert table.uneven_seeds(study, rows({0: 70.0, 1: 60.0}, {0: 69.0, 1: 62.0}, {})) == []
     uneven = rows({0: 70.8, 1: 60.0, 2: 61.0}, {0: 69.8}, {})
@@ -350,7 +350,7 @@ def speed_of_two_quiet_cores(name: str, shape: tuple[int, ...], _classes: int, s
     return known[name] / (4 if shape[-1] == 64 else 1) / (1.6 if json.loads(settings).get("extra_layers") == 4 else 1)
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", available_studies())
 def test_the_documentation_says_what_the_scale_cpu_changes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text()
     _, after = text.split("## What the scale `cpu` changes")
@@ -358,7 +358,7 @@ def test_the_documentation_says_what_the_scale_cpu_changes(name: str, monkeypatc
     study = load_study(name)
     changes = [f"`{change.partition('.')[2]}`" for change in study.limits("cpu").changes]
     gone = [f"{axis} {', '.join(values)}" for axis, values in study.left_out("cpu").items()]
-    monkeypatch.setattr(cost, "_speed", speed_of_two_quiet_cores)
+    monkeypatch.setattr(cost, "images_per_second", speed_of_two_quiet_cores)
     hours = max(cost.seconds_by_column(study, "cpu").values()) / 3600
     assert hours <= 3
     said = [", ".join(changes) or "–", "; ".join(gone) or "–", "seconds |" if hours < 0.05 else f"{hours:.1f} |"]
@@ -367,7 +367,7 @@ def test_the_documentation_says_what_the_scale_cpu_changes(name: str, monkeypatc
 
 def test_the_cost_of_a_run_is_its_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """FedBE, one round: 40,000 × 2 + 10,000 × (20 epochs + 21 voters × 0.3) + 10,000 tests × 0.3 = 346,000 images."""
-    monkeypatch.setattr(cost, "_speed", lambda *_: 1000.0)
+    monkeypatch.setattr(cost, "images_per_second", lambda *_: 1000.0)
     recipe = load_recipe("cifar10-step", ("training.rounds=1", "training.epochs=2"))
     assert cost.run_seconds(recipe) == pytest.approx(346)
 
@@ -375,7 +375,7 @@ def test_the_cost_of_a_run_is_its_images(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_runs_that_begin_alike_train_their_first_round_once(
     pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost, "_speed", lambda *_: 1000.0)
+    monkeypatch.setattr(cost, "images_per_second", lambda *_: 1000.0)
     study = load_study("one-round")
     recipes = [study.recipe_for(cell, "paper") for cell in study.cells("paper")]
     training = 40_000 * 200 / 1000
@@ -398,7 +398,7 @@ def test_runs_that_begin_alike_train_their_first_round_once(
 
 
 def test_a_run_that_two_cells_look_at_costs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "_speed", lambda *_: 1000.0)
+    monkeypatch.setattr(cost, "images_per_second", lambda *_: 1000.0)
     study = load_study("fig-ensemble")
     once = sum(cost.run_seconds(study.recipe_for(("average", m), "paper")) for m in ("resnet20", "convnet"))
     assert cost.seconds(study, "paper") == pytest.approx(5 * once)
@@ -425,7 +425,7 @@ def test_an_unknown_study_gets_the_nearest_name() -> None:
 
 
 def test_a_number_of_no_cell_is_refused() -> None:
-    with pytest.raises(ValueError, match="'a/c' is of no cell"):
+    with pytest.raises(ValueError, match="'a/c' does not belong"):
         Study(name="x", title="x", recipe="digits", rows=("r",), columns="c",
               axes={"r": {"a": ()}, "c": {"b": ()}}, paper={"a/c": (1.0,)})  # fmt: skip
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedbe.experiment import run_folder
 from fedbe.reproduce import study_runner, table
-from fedbe.reproduce.round_curves import by_round
+from fedbe.reproduce.round_curves import chart_by_round
 from fedbe.reproduce.study import load_study
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -23,9 +23,9 @@ MINIMUM = {"resnet20": 10, "late-rounds": 28}
 @pytest.mark.parametrize(("name", "seeds", "changes"), STUDIES)
 def test_the_table_is_made_of_the_records_beside_it(name: str, seeds: int, changes: tuple[str, ...]) -> None:
     study, root = load_study(name).with_changes(changes), RESULTS / f"reproduce-{name}-paper"
-    places = list(study_runner.places(study, "paper", seeds, root))
-    study_runner.check(places)
-    picture = by_round(study, "paper", places)
+    places = list(study_runner.study_runs(study, "paper", seeds, root))
+    study_runner.check_runs(places)
+    picture = chart_by_round(study, "paper", places)
     rows = table.collect(study, places)
     assert (root / "table.md").read_text() == table.markdown(study, "paper", rows, {}, [picture] if picture else [])
     assert sum(len(row.ours) + len(row.under_way) for row in rows) == len(list(root.rglob("run.json")))

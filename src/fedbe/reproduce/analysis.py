@@ -17,7 +17,7 @@ from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.report.analysis_charts import Measured, calibration_chart, features_chart, simplex_chart
 from fedbe.report.chart import Chart
 from fedbe.reproduce.study import NAMES, Study
-from fedbe.reproduce.study_runner import Place
+from fedbe.reproduce.study_runner import StudyRun
 
 FILE = "analysis.json"
 Result = dict[str, Any]
@@ -50,10 +50,10 @@ ANALYSES: Mapping[str, Analysis] = {
 
 def analyse(
     study: Study,
-    places: Sequence[Place],
+    places: Sequence[StudyRun],
     pool: ProcessPool | None,
     should_stop: Callable[[], bool],
-    asked: Sequence[Place] | None = None,
+    asked: Sequence[StudyRun] | None = None,
 ) -> tuple[bool, dict[tuple[str, ...], str], list[Chart]]:
     """Analyse the finished runs of a study, each once.
 
@@ -80,7 +80,7 @@ def analyse(
 
 
 def _missing(
-    study: Study, places: Sequence[Place], results: Mapping[Path, tuple[Run, Result] | str]
+    study: Study, places: Sequence[StudyRun], results: Mapping[Path, tuple[Run, Result] | str]
 ) -> dict[tuple[str, ...], str]:
     """By cell: the sentence that stands in the place of its number."""
     missing = {}
@@ -93,7 +93,7 @@ def _missing(
 
 
 def _charts(
-    analysis: Analysis, places: Sequence[Place], results: Mapping[Path, tuple[Run, Result] | str]
+    analysis: Analysis, places: Sequence[StudyRun], results: Mapping[Path, tuple[Run, Result] | str]
 ) -> list[Chart]:
     """The picture of the first seed."""
     first = min((place.seed for place in places), default=0)

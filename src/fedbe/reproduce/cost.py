@@ -1,4 +1,4 @@
-"""How long a study would take on this machine: work in images, divided by a speed that is measured here and now."""
+"""The time of a study on this machine: its work in training images, divided by a measured speed."""
 
 import json
 import time
@@ -17,7 +17,7 @@ from fedbe.experiment.recipe import Recipe
 from fedbe.models import MODELS
 from fedbe.reproduce.study import Scale, Study
 
-# What a recipe's source has: training and test images, shape, classes. Only for the estimate; nothing is loaded.
+# Source -> training images, test images, shape, classes. An estimate must not load data.
 SIZES = {
     "digits": (1438, 359, (1, 8, 8), 10),
     "swissroll": (1200, 600, (2,), 3),
@@ -25,89 +25,118 @@ SIZES = {
     "cifar100": (50_000, 10_000, (3, 32, 32), 100),
     "tiny-imagenet": (100_000, 10_000, (3, 64, 64), 200),
 }
-REPLAYING = ("triangle", "confidence")  # analyses that play a run's last round again
-FORWARD_SHARE = 0.3  # a forward pass costs about this much of a training step
+RERUNNING = ("triangle", "confidence")  # analyses that run the last round again
+FORWARD_SHARE = 0.3  # the cost of a forward pass, as a share of a training step
 
 
 def seconds(study: Study, scale: Scale) -> float:
-    """The whole study at a scale, all runs and seeds, on all cores."""
+    """The time of a whole study at a scale: all runs and seeds, on all cores."""
     return study.limits(scale).seeds * sum(seconds_by_column(study, scale).values())
 
 
 def seconds_by_column(study: Study, scale: Scale) -> dict[str, float]:
-    """One seed, by the value of the columns; a run that several cells look at counts once, in the first of them, and so
-    does the first round's training, which runs that begin alike share."""
+    """The time of one seed, by the value of the columns.
+
+    Work that cells share counts once, in the first cell: a run with several views, and the training of a first round.
+    """
     runs: dict[str, tuple[str, Recipe]] = {}
     for cell in study.cells(scale):
         recipe = study.recipe_for(cell, scale)
         runs.setdefault(recipe.model_dump_json(), (cell[-1], recipe))
-    found: dict[str, float] = {}
-    begun: set[str] = set()
+    by_column: dict[str, float] = {}
+    first_rounds: set[str] = set()
     for column, recipe in runs.values():
-        replay = run_seconds(recipe) / recipe.training.rounds if study.analysis in REPLAYING else 0.0
-        known = (beginning := _beginning(recipe)) in begun
-        found[column] = found.get(column, 0.0) + run_seconds(recipe, begun=known) + replay
-        begun.add(beginning)
-    return found
+        first_round = _first_round_settings(recipe)
+        total = run_seconds(recipe, first_round_trained=first_round in first_rounds)
+        if study.analysis in RERUNNING:
+            total += run_seconds(recipe) / recipe.training.rounds
+        by_column[column] = by_column.get(column, 0.0) + total
+        first_rounds.add(first_round)
+    return by_column
 
 
-def _beginning(recipe: Recipe) -> str:
-    """What the training of the first round depends on."""
+def _first_round_settings(recipe: Recipe) -> str:
+    """All settings that change the training of the first round."""
     method, parts = recipe.method_for(), (recipe.data, recipe.split, recipe.model, recipe.training)
     return f"{method.one_round} {method.rules} {[part.model_dump_json() for part in parts]}"
 
 
-def run_seconds(recipe: Recipe, *, begun: bool = False) -> float:
-    """One run: local training (but for the first round's, if that is done), the vote, the distillation, measuring on
-    test data."""
+def run_seconds(recipe: Recipe, *, first_round_trained: bool = False) -> float:
+    """The time of one run: local training, the vote, the distillation, evaluation on test data.
+
+    `first_round_trained`: another run has trained the clients of the first round already.
+    """
     images, tests, shape, classes = SIZES[recipe.data.source]
     method, training = recipe.method_for(), recipe.training
-    epochs = training.epochs if isinstance(training.epochs, int) else sum(training.epochs) / 2
-    rounds, epochs = recipe.rounds(method), training.one_round_epochs if method.one_round else epochs
     cohort = training.clients_per_round or recipe.split.clients
-    training_work = (images - recipe.data.server) * cohort / recipe.split.clients * epochs
-    work = training_work
-    server = recipe.data.unlabeled_size or recipe.data.server
-    samples = 10
-    for stage in method.stages:
-        if isinstance(stage, Distill):
-            samples = stage.num_samples
-            voters = _voters(stage.members, samples, cohort)
-            work += stage.distill_until * server * (stage.distill_epochs + voters * FORWARD_SHARE)
-    asked = 1 + _voters(recipe.evaluation.ensemble, samples, cohort) + cohort * recipe.evaluation.clients
-    work += tests * asked * FORWARD_SHARE / recipe.evaluation.every
+    local_images = (images - recipe.data.server) * cohort / recipe.split.clients * _local_epochs(recipe)
+    round_images = local_images + _server_images(recipe, cohort) + _evaluation_images(recipe, tests, cohort)
+    total_images = recipe.rounds(method) * round_images - first_round_trained * local_images
     settings = json.dumps(recipe.model.settings())
-    return (rounds * work - begun * training_work) / _speed(
-        recipe.model.name, shape, classes, settings, training.batch_size
-    )
+    return total_images / images_per_second(recipe.model.name, shape, classes, settings, training.batch_size)
 
 
-def _voters(members: str, samples: int, clients: int) -> int:
+def _local_epochs(recipe: Recipe) -> float:
+    """The epochs of a client in one round; the mean if they vary."""
+    training = recipe.training
+    if recipe.method_for().one_round:
+        return training.one_round_epochs
+    return training.epochs if isinstance(training.epochs, int) else sum(training.epochs) / 2
+
+
+def _server_images(recipe: Recipe, cohort: int) -> float:
+    """The training images that cost as much as the server's step of one round."""
+    unlabeled = recipe.data.unlabeled_size or recipe.data.server
+    images = 0.0
+    for stage in recipe.method_for().stages:
+        if isinstance(stage, Distill):
+            voters = _count_voters(stage.members, stage.num_samples, cohort)
+            images += stage.distill_until * unlabeled * (stage.distill_epochs + voters * FORWARD_SHARE)
+    return images
+
+
+def _evaluation_images(recipe: Recipe, tests: int, cohort: int) -> float:
+    """The training images that cost as much as the evaluation of one round."""
+    evaluation = recipe.evaluation
+    samples = next((stage.num_samples for stage in recipe.method_for().stages if isinstance(stage, Distill)), 10)
+    models = 1 + _count_voters(evaluation.ensemble, samples, cohort) + cohort * evaluation.clients
+    return tests * models * FORWARD_SHARE / evaluation.every
+
+
+def _count_voters(members: str, samples: int, clients: int) -> int:
     """
-    >>> _voters("SAC", 10, 3), _voters("", 10, 3)
+    >>> _count_voters("SAC", 10, 3), _count_voters("", 10, 3)
     (14, 0)
     """
     return ("S" in members) * samples + ("A" in members) + ("C" in members) * clients
 
 
 @cache
-def _speed(name: str, shape: tuple[int, ...], classes: int, settings: str, batch: int) -> float:
-    """Training images a second on all cores: a few steps on one thread, times the cores."""
-    wanted = json.loads(settings) if name in MODELS else {}
+def images_per_second(name: str, shape: tuple[int, ...], classes: int, settings: str, batch_size: int) -> float:
+    """The training speed on all cores: that of one thread, measured for a few steps, times the cores.
+
+    Args:
+        name: The model, as in a recipe.
+        shape: The shape of one input.
+        classes: The number of classes.
+        settings: The model's settings as JSON.
+        batch_size: The number of inputs in a step.
+    """
+    model_settings = json.loads(settings) if name in MODELS else {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        runner = ModelRunner(ModelSpec(name, classes, shape, wanted).build(generator(0)))
+        runner = ModelRunner(ModelSpec(name, classes, shape, model_settings).build(generator(0)))
         runner.module.train()
         optimizer = SGD(runner, 0.9, 0.0)
-        inputs, labels = torch.randn(batch, *shape), torch.arange(batch) % classes
+        inputs, labels = torch.randn(batch_size, *shape), torch.arange(batch_size) % classes
         steps, begin = 0, 0.0
         while steps < 3 or time.perf_counter() - begin < 0.3:
             optimizer.zero_grad()
             functional.cross_entropy(runner.logits(inputs), labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step(0.01)
-            begin = begin or time.perf_counter()  # the first step warms up
+            begin = begin or time.perf_counter()  # the first step is a warm-up
             steps += 1
-        return cores() * batch * (steps - 1) / (time.perf_counter() - begin)
+        return cores() * batch_size * (steps - 1) / (time.perf_counter() - begin)
     finally:
         torch.set_num_threads(threads)

@@ -1,89 +1,122 @@
-"""A study by round, as a picture: a line for each value of the last row axis, a panel for each choice of the others."""
+"""A study's metric by round: a line for each value of the last row axis, a panel for each choice of the other axes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from fedbe.analysis.runs import Record, Run, over_seeds, read_run
+from fedbe.analysis.runs import Run, over_seeds, read_run
+from fedbe.experiment.run_folder import Record
 from fedbe.report.chart import Chart, Panel, Series
 from fedbe.report.colours import LIGHT_DARK
 from fedbe.report.curves import points_table, shown, uneven
 from fedbe.reproduce.analysis import look_up
-from fedbe.reproduce.study import NAMES, Scale, Study
-from fedbe.reproduce.study_runner import Place
+from fedbe.reproduce.study import NAMES, Cell, Scale, Study
+from fedbe.reproduce.study_runner import StudyRun
 
-Cell = tuple[str, ...]
+CellRuns = Mapping[Cell, Sequence[Run]]  # the runs behind the lines of one panel
 
 
-def by_round(study: Study, scale: Scale, places: Sequence[Place]) -> Chart | None:
-    """The study's metric after every round, of all runs as far as they are; none if no run has two rounds of it.
+def chart_by_round(study: Study, scale: Scale, study_runs: Sequence[StudyRun]) -> Chart | None:
+    """The study's metric after every round, for all runs, also unfinished ones.
 
-    A panel compares: it shows only the seeds that all of its lines have, if there are such.
+    A panel shows only the seeds that all of its lines have, if there are any, so that its lines can be compared.
+
+    Returns:
+        The chart, or None if no run has two rounds with the metric.
     """
-    if not study.metric_of_rounds:
+    if not study.metric_in_rounds:
         return None
-    axis = study.order.index(study.rows[-1])
-    colours = _colours(tuple(study.axes[study.rows[-1]]))
-    there = [place for place in places if (place.folder / "run.json").exists()]
-    lines: dict[str, dict[Cell, list[Run]]] = {}
-    for place in there:
-        title = ", ".join(_name(value) for i, value in enumerate(place.cell) if i != axis)
-        if (trial := read_run(place.folder)).records:
-            lines.setdefault(title, {}).setdefault(place.cell, []).append(trial)
-    shared = {title: _fair(own) for title, own in lines.items()}
-    panels: dict[str, list[Series]] = {}
-    for title, own in shared.items():
-        for cell, trials in own.items():
-            if points := over_seeds(trials, _percent(study.metric_for(cell))):
-                panels.setdefault(title, []).append(Series(_name(cell[axis]), colours[cell[axis]], points))
-    kept = {title: lines for title, lines in panels.items() if any(len(s.points) > 1 for s in lines)}
-    if not kept:
+    runs = _runs_by_panel(study, study_runs)
+    compared = {title: _common_seeds(panel) for title, panel in runs.items()}
+    lines = {title: _series(study, panel) for title, panel in compared.items()}
+    lines = {title: series for title, series in lines.items() if any(len(s.points) > 1 for s in series)}
+    if not lines:
         return None
-    if len({_seeds(s) for lines in kept.values() for s in lines}) > 1:
-        kept = {t: [replace(s, label=f"{s.label} (n = {_seeds(s)})") for s in lines] for t, lines in kept.items()}
-    named = [Series(f"{title}, {s.label}", s.method, s.points) for title, lines in kept.items() for s in lines]
+    lines = _with_seed_counts(lines)
+    named = [replace(s, label=f"{title}, {s.label}") for title, series in lines.items() for s in series]
+    left_out = len(_flatten(runs)) - len(_flatten(compared))
     return Chart(
         "rounds",
         "lines",
-        # A picture travels without its table: it must not pass a smaller scale off as the paper's.
+        # A picture may be shown without its table, so its title says what was changed.
         f"{study.title}; {', '.join((f'scale {scale}', *study.extra))}",
-        f"{study.measured[0].upper()}{study.measured[1:]} by round. {shown(_all(shared))}.",
-        tuple(Panel(title, tuple(lines)) for title, lines in kept.items()),
+        f"{study.measured[0].upper()}{study.measured[1:]} by round. {shown(_flatten(compared))}.",
+        tuple(Panel(title, tuple(series)) for title, series in lines.items()),
         points_table(named, study.measured),
         "round",
         study.measured.replace(" in percent", ", %"),
         "%",
-        note=f"{uneven(named)} {_left_out(lines, shared)}".strip(),
+        note=f"{uneven(named)} {_left_out_note(left_out)}".strip(),
     )
 
 
-def _fair(lines: Mapping[Cell, list[Run]]) -> dict[Cell, list[Run]]:
-    """Only the seeds that all lines have; everything, if they have none in common."""
-    common = set.intersection(*({t.info.seed for t in trials} for trials in lines.values()))
-    return {cell: [t for t in trials if not common or t.info.seed in common] for cell, trials in lines.items()}
+def _runs_by_panel(study: Study, study_runs: Sequence[StudyRun]) -> dict[str, dict[Cell, list[Run]]]:
+    """Panel title -> cell -> its runs that have a round."""
+    axis = _line_axis(study)
+    panels: dict[str, dict[Cell, list[Run]]] = {}
+    for study_run in study_runs:
+        if not study_run.exists:
+            continue
+        run = read_run(study_run.folder)
+        if run.records:
+            title = ", ".join(_display_name(value) for i, value in enumerate(study_run.cell) if i != axis)
+            panels.setdefault(title, {}).setdefault(study_run.cell, []).append(run)
+    return panels
 
 
-def _all(panels: Mapping[str, Mapping[Cell, list[Run]]]) -> list[Run]:
-    return [trial for lines in panels.values() for trials in lines.values() for trial in trials]
+def _line_axis(study: Study) -> int:
+    """The position in a cell of the value that names a line."""
+    return study.axis_order.index(study.rows[-1])
 
 
-def _left_out(lines: Mapping[str, Mapping[Cell, list[Run]]], shared: Mapping[str, Mapping[Cell, list[Run]]]) -> str:
-    gone = len(_all(lines)) - len(_all(shared))
-    return f"Runs of seeds that not all lines have yet are left out ({gone}; see the table)." if gone else ""
+def _common_seeds(panel: CellRuns) -> dict[Cell, list[Run]]:
+    """Only the runs whose seed all lines have; all runs if there is no such seed."""
+    common = set.intersection(*({run.info.seed for run in runs} for runs in panel.values()))
+    return {cell: [run for run in runs if not common or run.info.seed in common] for cell, runs in panel.items()}
+
+
+def _series(study: Study, panel: CellRuns) -> list[Series]:
+    """The lines of a panel; cells without the metric have none."""
+    axis = _line_axis(study)
+    colours = series_colours(tuple(study.axes[study.rows[-1]]))
+    series = []
+    for cell, runs in panel.items():
+        if points := over_seeds(runs, _percent(study.metric_for(cell))):
+            series.append(Series(_display_name(cell[axis]), colours[cell[axis]], points))
+    return series
+
+
+def _with_seed_counts(lines: Mapping[str, list[Series]]) -> dict[str, list[Series]]:
+    """The same lines. If their numbers of seeds differ, each label has its number."""
+    counts = {_seed_count(s) for series in lines.values() for s in series}
+    if len(counts) == 1:
+        return dict(lines)
+    return {
+        title: [replace(s, label=f"{s.label} (n = {_seed_count(s)})") for s in series]
+        for title, series in lines.items()
+    }
+
+
+def _seed_count(series: Series) -> int:
+    return max(point.n for point in series.points)
+
+
+def _flatten(panels: Mapping[str, CellRuns]) -> list[Run]:
+    return [run for panel in panels.values() for runs in panel.values() for run in runs]
+
+
+def _left_out_note(count: int) -> str:
+    return f"Runs of seeds that not all lines have yet are left out ({count}; see the table)." if count else ""
 
 
 def _percent(path: str) -> Callable[[Record], float | None]:
     return lambda record: 100 * float(look_up(record, path)) if path.partition(".")[0] in record else None
 
 
-def _seeds(series: Series) -> int:
-    return max(point.n for point in series.points)
-
-
-def _name(value: str) -> str:
+def _display_name(value: str) -> str:
     return NAMES.get(value, value)
 
 
-def _colours(values: tuple[str, ...]) -> dict[str, str]:
-    """Methods have their own colour; other values take those that are left."""
-    left = iter([name for name in LIGHT_DARK if name not in values])
-    return {value: value if value in LIGHT_DARK else next(left, "") for value in values}
+def series_colours(values: tuple[str, ...]) -> dict[str, str]:
+    """Value -> the name of its colour. Methods have their own colours; other values take unused ones."""
+    unused = iter([name for name in LIGHT_DARK if name not in values])
+    return {value: value if value in LIGHT_DARK else next(unused, "") for value in values}

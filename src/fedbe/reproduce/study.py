@@ -1,7 +1,7 @@
 """A study is a recipe and a grid: one table or figure of the paper, as data.
 
-Every axis has named values; a value is a list of changes to the recipe (as `--set` takes them). A cell is one value of
-each axis. The paper's numbers are given by the same names.
+Every axis has named values. A value is a list of changes to the recipe, in the form that `--set` takes. A cell is one
+value of each axis. The paper's numbers have the names of their cells.
 """
 
 import itertools
@@ -19,9 +19,10 @@ from fedbe.experiment.recipe_files import load_recipe
 SHIPPED = Path(__file__).parent / "studies"
 Scale = Literal["smoke", "cpu", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "cpu", "paper")
+Cell = tuple[str, ...]
 
 EMBEDDED = ("digits", "swissroll")
-# As people write them; for pictures.
+# Display names, for pictures.
 NAMES = {
     "swissroll": "Swiss roll",
     "cifar10": "CIFAR-10",
@@ -29,15 +30,27 @@ NAMES = {
     "cifar100-10000": "CIFAR-100, 10,000 images",
     "tiny-imagenet": "Tiny-ImageNet",
 }
-# The smallest form of anything: embedded data, a tiny network, two rounds. It proves that a study runs.
+# The smallest form of a study: embedded data, a tiny network, two rounds. It shows that the study runs.
 SMOKE = (
     "data.source=digits", "data.server=200", "data.pad=0", "data.flip=false", "model.name=mlp", "training.rounds=2",
     "training.epochs=1", "training.one_round_epochs=2", "settings.distill_epochs=1", "settings.num_samples=2",
 )  # fmt: skip
+# What the smoke scale uses in place of other data sets and larger numbers.
+SMOKE_VALUES = {
+    "data.unlabeled": "fedbe.reproduce.smoke:images",
+    "data.unlabeled_size": "100",
+    "split.minor_images": "1",
+}
 
 
-class Limits(BaseModel):
-    """How a scale is smaller than the paper: changes to every cell, and the values that are kept of an axis."""
+class ScaleLimits(BaseModel):
+    """How a scale is smaller than the paper's experiment.
+
+    Attributes:
+        changes: Changes to every cell.
+        keep: axis -> the values that the scale runs; all values of axes that are not listed.
+        seeds: The number of seeds.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,19 +60,25 @@ class Limits(BaseModel):
 
 
 class Study(BaseModel):
-    """One table or figure.
+    """One table or figure of the paper.
 
-    title    what it is in the paper
-    recipe   the base that all cells change
-    rows     the axes that make the rows, outermost first; the axis `columns` makes the columns
-    axes     axis -> value -> changes; the changes "recipe=NAME" and "method=NAME" choose the base and the method
-    analysis what is done with each finished run, by its name in `analysis`; none if empty
-    metric   path of the number in the last record, or in what the analysis found: test.accuracy, analysis.{models}.ECE
-             ({axis} stands for the cell's value); or one for each value of the columns, or for single cells
-    measured what the numbers are
-    without  cells that the paper leaves out
-    extra    changes to every cell at every scale, made by who asks for the study
-    paper    cell -> [mean, std] or [mean], in percent; cells are named by their values, joined by /
+    Attributes:
+        name: The name of its TOML file.
+        title: What it is in the paper.
+        recipe: The base recipe of all cells.
+        rows: The axes of the rows, outermost first.
+        columns: The axis of the columns.
+        axes: axis -> value -> changes. "recipe=NAME" and "method=NAME" choose the base recipe and the method.
+        analysis: What is computed from each finished run, by its name in `analysis.ANALYSES`; empty for nothing.
+        metric: The path of the number in the last record or in the result of the analysis, e.g. test.accuracy or
+            analysis.{models}.ECE, where {axis} stands for the cell's value. A table has one path for each value of
+            the columns, or for single cells.
+        measured: What the numbers are.
+        without: Cells that the paper leaves out.
+        paper: cell -> [mean, std] or [mean], in percent. A cell is named by its values, joined by "/".
+        cpu: The limits of the scale `cpu`.
+        note: A sentence for the table.
+        extra: The user's changes to every cell, at every scale.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -75,7 +94,7 @@ class Study(BaseModel):
     measured: str = "test accuracy in percent"
     without: tuple[str, ...] = ()
     paper: dict[str, tuple[float, ...]] = {}
-    cpu: Limits = Limits()
+    cpu: ScaleLimits = ScaleLimits()
     note: str = ""
     extra: tuple[str, ...] = ()
 
@@ -83,110 +102,140 @@ class Study(BaseModel):
     def _consistent(self) -> Self:
         if set(self.axes) != {*self.rows, self.columns}:
             raise ValueError(f"rows and columns must name every axis: {', '.join(self.axes)}")
-        known = {"/".join(values) for values in itertools.product(*(self.axes[a] for a in self.order))}
-        if wrong := [cell for cell in self.paper if cell not in known]:
-            raise ValueError(f"the paper's number '{wrong[0]}' is of no cell")
-        if wrong := [v for axis, kept in self.cpu.keep.items() for v in kept if v not in self.axes.get(axis, ())]:
-            raise ValueError(f"'{wrong[0]}', which the scale cpu keeps, is of no axis")
+        cells = {"/".join(values) for values in itertools.product(*(self.axes[axis] for axis in self.axis_order))}
+        for cell in self.paper:
+            if cell not in cells:
+                raise ValueError(f"the paper's number '{cell}' does not belong to a cell")
+        for axis, values in self.cpu.keep.items():
+            if unknown := set(values) - set(self.axes.get(axis, ())):
+                raise ValueError(f"`cpu.keep` names '{min(unknown)}', which is not a value of the axis '{axis}'")
         return self
 
     @property
-    def order(self) -> tuple[str, ...]:
+    def axis_order(self) -> tuple[str, ...]:
+        """The axes in the order of a cell's values: the rows' axes, then the columns'."""
         return (*self.rows, self.columns)
 
-    def limits(self, scale: Scale) -> Limits:
+    def limits(self, scale: Scale) -> ScaleLimits:
+        """How `scale` is smaller than the paper's experiment."""
         if scale == "paper":
-            return Limits(seeds=5)
-        return self.cpu if scale == "cpu" else Limits(changes=SMOKE, keep=self._first_two())
+            return ScaleLimits(seeds=5)
+        return self.cpu if scale == "cpu" else ScaleLimits(changes=SMOKE, keep=self._smoke_values())
 
-    def _first_two(self) -> dict[str, tuple[str, ...]]:
-        """Of an axis without changes all values: they are views of the same runs and cost nothing."""
+    def _smoke_values(self) -> dict[str, tuple[str, ...]]:
+        """Two values of each axis. An axis without changes keeps all: its values are views of the same runs."""
         return {axis: tuple(values)[: 2 if any(values.values()) else None] for axis, values in self.axes.items()}
 
-    def cells(self, scale: Scale) -> list[tuple[str, ...]]:
-        """The cells of a scale, each a value for every axis in `order`."""
+    def cells(self, scale: Scale) -> list[Cell]:
+        """The cells that a scale runs, each with a value for every axis in `axis_order`."""
         keep = self.limits(scale).keep
-        grid = itertools.product(*(keep.get(axis, tuple(self.axes[axis])) for axis in self.order))
+        grid = itertools.product(*(keep.get(axis, tuple(self.axes[axis])) for axis in self.axis_order))
         return [cell for cell in grid if "/".join(cell) not in self.without]
 
     def with_changes(self, changes: Iterable[str]) -> Self:
         """The same study with further changes to every cell."""
         return self.model_copy(update={"extra": tuple(changes)})
 
-    def wanted(self, values: Sequence[str], scale: Scale) -> set[tuple[str, ...]]:
-        """The cells of a scale that have one of the given values on each axis that a value is given of; all if none.
+    def select(self, values: Sequence[str], scale: Scale) -> set[Cell]:
+        """The cells of a scale that have the given values. Axes without a given value are not restricted.
 
-        >>> sorted(load_study("table1").wanted(["dirichlet", "fedavg", "fedbe"], "cpu"))
-        [('dirichlet', 'fedavg', 'convnet'), ('dirichlet', 'fedbe', 'convnet')]
+        Raises:
+            SettingError: A value is not on any axis at this scale.
+
+        Example:
+            >>> sorted(load_study("table1").select(["dirichlet", "fedavg", "fedbe"], "cpu"))
+            [('dirichlet', 'fedavg', 'convnet'), ('dirichlet', 'fedbe', 'convnet')]
         """
         cells = self.cells(scale)
-        there = {value for cell in cells for value in cell}
-        if wrong := [v for v in values if v not in there]:
-            raise SettingError(f"{self.name} has no '{wrong[0]}' at the scale {scale}: {nearest(wrong[0], there)}")
-        asked = [{v for v in values if v in self.axes[axis]} for axis in self.order]
-        return {cell for cell in cells if all(not own or v in own for v, own in zip(cell, asked, strict=True))}
+        known = {value for cell in cells for value in cell}
+        for value in values:
+            if value not in known:
+                raise SettingError(f"{self.name} has no '{value}' at the scale {scale}: {nearest(value, known)}")
+        return {cell for cell in cells if self._matches(cell, values)}
 
-    def recipe_for(self, cell: tuple[str, ...], scale: Scale) -> Recipe:
-        """The recipe of one cell: base, then the cell's own changes, then what the scale makes smaller."""
-        changes = [c for c in self._changes(cell) if not c.startswith("recipe=")]
-        if scale == "smoke" and not self._embedded(cell):
+    def _matches(self, cell: Cell, values: Sequence[str]) -> bool:
+        for axis, cell_value in zip(self.axis_order, cell, strict=True):
+            allowed = [value for value in values if value in self.axes[axis]]
+            if allowed and cell_value not in allowed:
+                return False
+        return True
+
+    def recipe_for(self, cell: Cell, scale: Scale) -> Recipe:
+        """The recipe of a cell: the base, then the cell's changes, then the scale's changes."""
+        changes = [change for change in self._cell_changes(cell) if not change.startswith("recipe=")]
+        if scale == "smoke" and not self._is_embedded(cell):
             changes = _without_real_data(changes)
-        return load_recipe(self.base(cell), [*changes, *self.smaller(cell, scale)])
+        return load_recipe(self.base_recipe(cell), [*changes, *self.scale_changes(cell, scale)])
 
-    def base(self, cell: tuple[str, ...]) -> str:
+    def base_recipe(self, cell: Cell) -> str:
         """The name of the recipe that a cell starts from."""
-        return next((c.removeprefix("recipe=") for c in self._changes(cell) if c.startswith("recipe=")), self.recipe)
+        names = (c.removeprefix("recipe=") for c in self._cell_changes(cell) if c.startswith("recipe="))
+        return next(names, self.recipe)
 
-    def smaller(self, cell: tuple[str, ...], scale: Scale) -> tuple[str, ...]:
-        """What a scale changes in a cell. Embedded data is small enough as it is, but smoke is in a hurry."""
+    def scale_changes(self, cell: Cell, scale: Scale) -> tuple[str, ...]:
+        """The changes to a cell by the scale and the user. Only `smoke` makes embedded data smaller."""
         changes = self.limits(scale).changes
-        if self._embedded(cell):
+        if self._is_embedded(cell):
             changes = tuple(c for c in changes if scale == "smoke" and not c.startswith(("data.", "model.")))
         return (*changes, *self.extra)
 
-    def _changes(self, cell: tuple[str, ...]) -> list[str]:
-        return [c for axis, value in zip(self.order, cell, strict=True) for c in self.axes[axis][value]]
+    def _cell_changes(self, cell: Cell) -> list[str]:
+        by_axis = (self.axes[axis][value] for axis, value in zip(self.axis_order, cell, strict=True))
+        return list(itertools.chain.from_iterable(by_axis))
 
-    def _embedded(self, cell: tuple[str, ...]) -> bool:
-        return load_recipe(self.base(cell)).data.source in EMBEDDED
+    def _is_embedded(self, cell: Cell) -> bool:
+        return load_recipe(self.base_recipe(cell)).data.source in EMBEDDED
 
     @property
-    def metric_of_rounds(self) -> bool:
-        """Whether every round has the metric, not only what is made of a finished run."""
+    def metric_in_rounds(self) -> bool:
+        """Whether the record of every round has the metric, not only the analysis of a finished run."""
         return all(self.metric_for(cell).startswith("test") for cell in self.cells("paper"))
 
-    def metric_for(self, cell: tuple[str, ...]) -> str:
+    def metric_for(self, cell: Cell) -> str:
+        """The path of a cell's number in the last record."""
         if isinstance(self.metric, str):
-            return self.metric.format_map(dict(zip(self.order, cell, strict=True)))
+            return self.metric.format_map(dict(zip(self.axis_order, cell, strict=True)))
         return self.metric.get("/".join(cell), self.metric.get(cell[-1], "test.accuracy"))
 
     def left_out(self, scale: Scale) -> dict[str, list[str]]:
-        """Values that a scale does not run, by axis."""
+        """axis -> the values that a scale does not run; only axes with such values."""
         keep = self.limits(scale).keep
-        gone = {axis: [v for v in values if v not in keep.get(axis, values)] for axis, values in self.axes.items()}
-        return {axis: values for axis, values in gone.items() if values}
+        left_out = {axis: [v for v in values if v not in keep.get(axis, values)] for axis, values in self.axes.items()}
+        return {axis: values for axis, values in left_out.items() if values}
 
 
 def _without_real_data(changes: list[str]) -> list[str]:
-    """Changes that embedded data and a tiny network can take: other images become noise, networks the MLP."""
-    stand_ins = {
-        "data.unlabeled": "fedbe.reproduce.smoke:images",
-        "data.unlabeled_size": "100",
-        "split.minor_images": "1",
-    }
-    kept = [c.partition("=") for c in changes if not c.startswith(("model.", "data.server"))]
-    return [f"{key}={stand_ins.get(key, value)}" for key, _, value in kept]
+    """A cell's changes that embedded data and a tiny network can take; other images become noise."""
+    pairs = [c.partition("=") for c in changes if not c.startswith(("model.", "data.server"))]
+    return [f"{key}={SMOKE_VALUES.get(key, value)}" for key, _, value in pairs]
 
 
-def available() -> dict[str, Path]:
+def parse_scale(text: str) -> Scale:
+    """The scale of that name.
+
+    Raises:
+        SettingError: There is no such scale.
+    """
+    for scale in SCALES:
+        if scale == text:
+            return scale
+    raise SettingError(f"unknown scale '{text}': {nearest(text, SCALES)}")
+
+
+def available_studies() -> dict[str, Path]:
+    """The studies that come with fedbe: name -> TOML file."""
     return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
 
 
 def load_study(name: str) -> Study:
-    """A study by name."""
-    path = available().get(name)
+    """Read a study.
+
+    Raises:
+        RecipeError: There is no such study, or its file is not valid.
+    """
+    path = available_studies().get(name)
     if path is None:
-        raise RecipeError(f"no study '{name}': {nearest(name, available())}")
+        raise RecipeError(f"no study '{name}': {nearest(name, available_studies())}")
     try:
         return Study.model_validate({"name": name, **tomllib.loads(path.read_text(encoding="utf-8"))})
     except (tomllib.TOMLDecodeError, ValidationError) as error:

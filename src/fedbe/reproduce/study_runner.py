@@ -1,8 +1,8 @@
-"""Play the cells of a study that are not done yet; what cannot be run is said, with the reason."""
+"""Run the cells of a study that are not finished. A cell that cannot run gets a reason instead of a number."""
 
 import itertools
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,29 +14,80 @@ from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.loop import Observer
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import dump_recipe
-from fedbe.experiment.run_folder import RunInfo
-from fedbe.reproduce.study import Scale, Study
+from fedbe.reproduce.study import Cell, Scale, Study
 
 
 @dataclass(frozen=True)
-class Place:
-    """One run of a study: a cell, a seed, and the folder that holds it."""
+class StudyRun:
+    """One run of a study: a cell, a seed, its recipe and its folder."""
 
-    cell: tuple[str, ...]
+    cell: Cell
     seed: int
     recipe: Recipe
     folder: Path
 
     @property
+    def exists(self) -> bool:
+        """Whether the run was started."""
+        return (self.folder / "run.json").exists()
+
+    @property
     def first_round(self) -> Path:
-        """Where the runs of a seed that begin alike share the clients of that round while they are played."""
+        """The folder in which runs with the same first round share its trained clients, for one seed."""
         return self.folder.parents[1] / f"first-round-{self.folder.name}"
 
+    @property
+    def rounds_left(self) -> int:
+        """The number of rounds that are not finished."""
+        return run_folder.rounds_left(self.folder) if self.exists else self.recipe.rounds(self.recipe.method_for())
 
-def places(study: Study, scale: Scale, seeds: int, root: Path) -> Iterator[Place]:
-    """All runs of a study at a scale, seed by seed, so that an early stop leaves whole tables.
 
-    Cells with the same recipe (two ways to look at one run) have the same folder.
+@dataclass(frozen=True)
+class StudyPlan:
+    """The runs of a study in a folder.
+
+    Attributes:
+        runs: Every cell and seed of the scale, seed by seed.
+        selected: The runs to train now.
+    """
+
+    runs: Sequence[StudyRun]
+    selected: Sequence[StudyRun]
+
+    @property
+    def shown(self) -> list[StudyRun]:
+        """The runs that the table shows: those that exist, and those that are selected."""
+        return [run for run in self.runs if run.exists or run in self.selected]
+
+    @property
+    def rounds_left(self) -> int:
+        """The number of rounds to train now. Cells that share a folder share its run."""
+        return sum({run.folder: run.rounds_left for run in self.selected}.values())
+
+
+def plan_study(
+    study: Study, scale: Scale, root: Path, *, seeds: int | None = None, values: Sequence[str] = (), train: bool = True
+) -> StudyPlan:
+    """Choose the runs to train.
+
+    Args:
+        study: The study.
+        scale: The scale.
+        root: The study's folder.
+        seeds: The number of seeds to train; None for the scale's.
+        values: Select only cells with these values; see `Study.select`.
+        train: False to select no run.
+    """
+    seeds = seeds or study.limits(scale).seeds
+    runs = list(study_runs(study, scale, max(seeds, _count_seeds(root)), root))
+    cells = study.select(values, scale)
+    return StudyPlan(runs, [run for run in runs if train and run.cell in cells and run.seed < seeds])
+
+
+def study_runs(study: Study, scale: Scale, seeds: int, root: Path) -> Iterator[StudyRun]:
+    """All runs of a study at a scale, seed by seed, so that an early stop leaves complete tables.
+
+    Cells with the same recipe (two views of one run) have the same folder.
     """
     folders: dict[str, Path] = {}
     for seed in range(seeds):
@@ -44,86 +95,101 @@ def places(study: Study, scale: Scale, seeds: int, root: Path) -> Iterator[Place
             recipe = study.recipe_for(cell, scale)
             slug = "--".join(value.replace("/", "-").replace(" ", "-") for value in cell)
             folder = folders.setdefault(recipe.model_dump_json(), root / slug)
-            yield Place(cell, seed, recipe, folder / f"seed{seed}")
+            yield StudyRun(cell, seed, recipe, folder / f"seed{seed}")
 
 
-def seeds_there(root: Path) -> int:
-    """How many seeds a study's table has to look for, so that none that was run is left out."""
-    found = [path.parent.name.removeprefix("seed") for path in root.glob("*/seed*/run.json")]
-    return max((int(seed) + 1 for seed in found if seed.isdecimal()), default=0)
+def _count_seeds(root: Path) -> int:
+    """The number of seeds that covers every run in the folder."""
+    seeds = [path.parent.name.removeprefix("seed") for path in root.glob("*/seed*/run.json")]
+    return max((int(seed) + 1 for seed in seeds if seed.isdecimal()), default=0)
 
 
-def play(
-    todo: list[Place], pool: ProcessPool, observer: Observer, precision: str, should_stop: Callable[[], bool]
-) -> tuple[bool, dict[tuple[str, ...], str]]:
-    """(all played, reasons why cells could not be). Finished runs are not played again; stopped ones go on."""
-    check(todo, precision)
-    missing: dict[tuple[str, ...], str] = {}
+def run_study(
+    runs: Sequence[StudyRun],
+    executor: ProcessPool,
+    observer: Observer,
+    precision: str,
+    should_stop: Callable[[], bool],
+) -> tuple[bool, dict[Cell, str]]:
+    """Train runs to their end. Finished runs are not trained again; stopped runs continue.
+
+    Returns:
+        Whether all runs are finished (False if `should_stop` ended them), and the reasons why cells could not run.
+
+    Raises:
+        RunError: A run in the folder has other settings or another precision.
+    """
+    check_runs(runs, precision)
+    missing: dict[Cell, str] = {}
     tasks: dict[str, Task | str] = {}
-    for together, of_a_seed in itertools.groupby(todo, key=lambda place: place.first_round):
-        for place in of_a_seed:
-            task = _task(place.recipe, tasks)
+    for first_round, same_seed in itertools.groupby(runs, key=lambda run: run.first_round):
+        for run in same_seed:
+            task = _load_task(run.recipe, tasks)
             if isinstance(task, str):
-                missing[place.cell] = task
+                missing[run.cell] = task
                 continue
-            if not (place.folder / "run.json").exists():
-                run_folder.create(place.folder, place.recipe, place.recipe.method, place.seed, precision)
-            if run_folder.read_info(place.folder).finished is not None:
+            if not run.exists:
+                run_folder.create(run.folder, run.recipe, run.recipe.method, run.seed, precision)
+            if run_folder.read_info(run.folder).finished is not None:
                 continue
-            with run_folder.discard_on_error(place.folder):
-                done = loop.execute(
-                    place.folder, pool, observer, should_stop=should_stop, task=task, first_round=together
+            with run_folder.discard_on_error(run.folder):
+                finished = loop.execute(
+                    run.folder, executor, observer, should_stop=should_stop, task=task, first_round=first_round
                 )
-            if not done:
+            if not finished:
                 return False, missing
-        shutil.rmtree(together, ignore_errors=True)
+        shutil.rmtree(first_round, ignore_errors=True)
     return True, missing
 
 
-def check(places: Iterable[Place], precision: str | None = None) -> None:
-    """A run with other settings than the study's must not be passed off as the study's, nor two precisions as one;
-    `precision` is that of the runs that are still to be made."""
+def check_runs(runs: Iterable[StudyRun], precision: str | None = None) -> None:
+    """Check that existing runs have the study's settings, and that all runs have one precision.
+
+    Args:
+        runs: Runs of one study.
+        precision: The precision of runs that do not exist yet; None if they are not to be trained.
+
+    Raises:
+        RunError: A run has other settings, or there are two precisions.
+    """
     precisions: dict[str, Path] = {}
-    for place in places:
-        if not (place.folder / "run.json").exists():
-            precisions |= {precision: place.folder} if precision else {}
-            continue
-        precisions.setdefault(run_folder.read_info(place.folder).precision, place.folder)
-        recipe, info = run_folder.read_recipe(place.folder), run_folder.read_info(place.folder)
-        if _means(recipe, info) != _means(place.recipe, place):
-            raise RunError(
-                f"{place.folder} was run with other settings than this study has now: move it away, choose another "
-                "folder with --runs, or say what is different with --set"
-            )
+    for run in runs:
+        if run.exists:
+            _check_settings(run)
+            precisions.setdefault(run_folder.read_info(run.folder).precision, run.folder)
+        elif precision:
+            precisions[precision] = run.folder
     if len(precisions) > 1:
-        told = ", ".join(f"{folder} in {name}" for name, folder in precisions.items())
-        raise RunError(f"runs of one study must have one precision: {told}; move some away, or choose another --runs")
+        listed = ", ".join(f"{folder} in {name}" for name, folder in precisions.items())
+        raise RunError(f"runs of one study must have one precision: {listed}; move some away, or choose another --runs")
 
 
-def _means(recipe: Recipe, who: Place | RunInfo) -> tuple[dict[str, object], dict[str, object], str, int]:
-    """All of a recipe that changes numbers: not its name, and not by which words the method's settings were made."""
-    method = who.method if isinstance(who, RunInfo) else recipe.method
-    words = {"name", "summary", "method", "variant", "settings", "method_settings"}
-    settings = recipe.method_for(method).settings()
-    return {k: v for k, v in dump_recipe(recipe).items() if k not in words}, settings, method, who.seed
+def _check_settings(run: StudyRun) -> None:
+    info = run_folder.read_info(run.folder)
+    found = _numeric_settings(run_folder.read_recipe(run.folder), info.method)
+    if info.seed != run.seed or found != _numeric_settings(run.recipe, run.recipe.method):
+        raise RunError(
+            f"{run.folder} was run with other settings than this study has now: move it away, choose another "
+            "folder with --runs, or give the settings of the run with --set"
+        )
 
 
-def rounds_left(place: Place) -> int:
-    """Rounds still to be played, for the clock."""
-    if (place.folder / "run.json").exists():
-        return run_folder.rounds_left(place.folder)
-    return place.recipe.rounds(place.recipe.method_for())
+def _numeric_settings(recipe: Recipe, method: str) -> tuple[dict[str, object], dict[str, object], str]:
+    """The settings that change numbers: not the recipe's name, and the method's settings only as resolved."""
+    resolved = {"name", "summary", "method", "variant", "settings", "method_settings"}
+    others = {key: value for key, value in dump_recipe(recipe).items() if key not in resolved}
+    return others, recipe.method_for(method).settings(), method
 
 
-def _task(recipe: Recipe, known: dict[str, Task | str]) -> Task | str:
-    """The data of a recipe, loaded once; or the reason why it is not there."""
+def _load_task(recipe: Recipe, loaded: dict[str, Task | str]) -> Task | str:
+    """The data of a recipe, or the reason why it is missing. `loaded` keeps both for the next call."""
     sources = [recipe.data.source, *([recipe.data.unlabeled] if recipe.data.unlabeled else [])]
     for source in sources:
-        if source not in known:
+        if source not in loaded:
             try:
-                known[source] = data.load_task(source)
+                loaded[source] = data.load_task(source)
             except DataError as error:
-                known[source] = str(error)
-        if isinstance(reason := known[source], str):
+                loaded[source] = str(error)
+        if isinstance(reason := loaded[source], str):
             return reason
-    return known[recipe.data.source]
+    return loaded[recipe.data.source]

@@ -1,4 +1,4 @@
-"""What was measured, beside what the paper says: Markdown for people, CSV for programs."""
+"""A study's numbers next to the paper's: Markdown for people, CSV for programs."""
 
 import csv
 import io
@@ -9,20 +9,25 @@ from statistics import mean, stdev
 
 from fedbe.core.files import write_atomic
 from fedbe.experiment import run_folder
+from fedbe.experiment.run_folder import Record
 from fedbe.report.chart import Chart
 from fedbe.report.figures import draw
 from fedbe.reproduce import analysis
-from fedbe.reproduce.round_curves import by_round
-from fedbe.reproduce.study import Scale, Study
-from fedbe.reproduce.study_runner import Place
-
-Cell = tuple[str, ...]
+from fedbe.reproduce.round_curves import chart_by_round
+from fedbe.reproduce.study import Cell, Scale, Study
+from fedbe.reproduce.study_runner import StudyRun
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One cell: our values in percent by seed, of those that are done; the paper's mean and std, if it gives them; and
-    how far the seeds are that are not done."""
+class CellResult:
+    """The numbers of one cell.
+
+    Attributes:
+        cell: The cell.
+        by_seed: seed -> our value in percent, for finished runs.
+        paper: The paper's mean and standard deviation, as far as it gives them.
+        under_way: A phrase for each run that is not finished.
+    """
 
     cell: Cell
     by_seed: Mapping[int, float]
@@ -31,10 +36,12 @@ class Measured:
 
     @property
     def ours(self) -> tuple[float, ...]:
+        """Our values in percent, one for each finished seed."""
         return tuple(self.by_seed.values())
 
     @property
     def text(self) -> str:
+        """Our mean ± standard deviation and number of seeds."""
         if not self.ours:
             return "–"
         spread = f" ± {stdev(self.ours):.1f}" if len(self.ours) > 1 else ""
@@ -42,116 +49,165 @@ class Measured:
 
     @property
     def paper_text(self) -> str:
+        """The paper's mean ± standard deviation."""
         return " ± ".join(f"{v:.2f}" if i else f"{v:.1f}" for i, v in enumerate(self.paper)) or "–"
 
     @property
     def difference(self) -> str:
+        """Our mean minus the paper's."""
         return f"{mean(self.ours) - self.paper[0]:+.1f}" if self.ours and self.paper else "–"
 
 
-def collect(study: Study, done: Sequence[Place]) -> list[Measured]:
-    """The final numbers of all finished runs and the last ones of those under way, cell by cell."""
-    found: dict[Cell, dict[int, float]] = {}
+def collect(study: Study, runs: Sequence[StudyRun]) -> list[CellResult]:
+    """Read the final number of every finished run and the latest one of every other run, cell by cell."""
+    by_seed: dict[Cell, dict[int, float]] = {}
     under_way: dict[Cell, list[str]] = {}
-    for place in done:
-        values, words = found.setdefault(place.cell, {}), under_way.setdefault(place.cell, [])
-        if not (place.folder / "run.json").exists() or not (rounds := run_folder.read_rounds(place.folder)):
+    for run in runs:
+        values = by_seed.setdefault(run.cell, {})
+        phrases = under_way.setdefault(run.cell, [])
+        records = run_folder.read_rounds(run.folder) if run.exists else []
+        number = _last_number(study, run, records) if records else None
+        if number is None:
             continue
-        not_there = dict.fromkeys(("test", "test_ensemble"), "not measured")
-        record = {**not_there, **rounds[-1], "analysis": analysis.read(place.folder) or "not made yet"}
-        number = analysis.look_up(record, study.metric_for(place.cell))
-        if isinstance(number, str):
-            continue
-        if run_folder.read_info(place.folder).finished:
-            values[place.seed] = 100 * float(number)
+        if run_folder.read_info(run.folder).finished:
+            values[run.seed] = number
         else:
-            last = len(rounds) + run_folder.rounds_left(place.folder)
-            words.append(f"seed {place.seed}: {100 * float(number):.1f} after round {len(rounds)} of {last}")
-    return [Measured(c, v, study.paper.get("/".join(c), ()), tuple(under_way[c])) for c, v in found.items()]
+            last = len(records) + run_folder.rounds_left(run.folder)
+            phrases.append(f"seed {run.seed}: {number:.1f} after round {len(records)} of {last}")
+    return [
+        CellResult(cell, values, study.paper.get("/".join(cell), ()), tuple(under_way[cell]))
+        for cell, values in by_seed.items()
+    ]
+
+
+def _last_number(study: Study, run: StudyRun, records: Sequence[Record]) -> float | None:
+    """The study's metric after the last round, in percent; None if it was not measured."""
+    defaults = dict.fromkeys(("test", "test_ensemble"), "not measured")
+    record = {**defaults, **records[-1], "analysis": analysis.read(run.folder) or "not made yet"}
+    number = analysis.look_up(record, study.metric_for(run.cell))
+    return None if isinstance(number, str) else 100 * float(number)
 
 
 def markdown(
-    study: Study, scale: Scale, rows: Sequence[Measured], missing: Mapping[Cell, str], charts: Sequence[Chart] = ()
+    study: Study,
+    scale: Scale,
+    results: Sequence[CellResult],
+    missing: Mapping[Cell, str],
+    charts: Sequence[Chart] = (),
 ) -> str:
-    """A table with ours, the paper's and the difference in each cell; below it, what could not be run."""
-    asked = list(dict.fromkeys(m.cell[-1] for m in rows))
-    finished = {m.cell[-1] for m in rows if m.ours}
-    columns = [c for c in asked if c in finished or not finished]
-    by_cell = {m.cell: m for m in rows}
-    # On other data the paper's numbers would say nothing.
-    known = {m.cell[-1] for m in rows if m.paper and scale != "smoke"}
-    parts = {c: ("ours", "paper", "difference") if c in known else ("ours",) for c in columns}
-    heads = [*study.rows, *(f"{c}: {part}" if c in known else c for c in columns for part in parts[c])]
+    """A table with our number, the paper's and the difference in each cell; below it, what is missing."""
+    columns = _shown_columns(results)
     lines = [
         f"# {study.title}",
         "",
         f"Scale `{scale}`; {study.measured}, mean ± standard deviation over n seeds.",
-        *([study.note] if study.note else []),
-        *reductions(study, scale),
-        *(["The paper shows this as a picture, without numbers."] if not study.paper else []),
-        "",
-        f"| {' | '.join(heads)} |",
-        "|" + "---|" * len(heads),
     ]
-    for head in dict.fromkeys(m.cell[:-1] for m in rows):
-        shown: list[str] = []
-        for column in columns:
-            m = by_cell.get((*head, column))
-            cells = (m.text, m.paper_text, m.difference) if m else ("–",) * 3
-            shown += cells[: len(parts[column])]
-        lines.append(f"| {' | '.join([*head, *shown])} |")
-    lines += [line for sentence in uneven_seeds(study, rows) for line in ("", sentence)]
-    if left := [c for c in asked if c not in columns and c not in {cell[-1] for cell in missing}]:
-        lines += ["", f"Not finished yet: {', '.join(left)}."]
-    if half := [f"{' / '.join(m.cell)}, {words}" for m in rows for words in m.under_way]:
-        lines += ["", f"Under way: {'; '.join(half)}."]
-    if missing:
-        lines += ["", *(f"Not run: {' / '.join(cell)}: {reason}." for cell, reason in missing.items())]
+    if study.note:
+        lines.append(study.note)
+    lines += reductions(study, scale)
+    if not study.paper:
+        lines.append("The paper shows this as a picture, without numbers.")
+    lines += ["", *_grid(study, scale, results, columns)]
+    lines += _footnotes(study, results, columns, missing)
     for chart in charts:
         lines += ["", f"![{chart.title}]({chart.id}.svg)", "", f"{chart.shown} {chart.note}".strip()]
     return "\n".join(lines) + "\n"
 
 
-def uneven_seeds(study: Study, rows: Sequence[Measured]) -> list[str]:
-    """Where cells that are to be compared (all but the last row axis alike) have not the same seeds, their means must
-    not be compared either: a sentence with those over the seeds that all have."""
-    axis = study.order.index(study.rows[-1])
-    groups: dict[Cell, list[Measured]] = {}
-    for m in rows:
-        if m.by_seed:
-            groups.setdefault((*m.cell[:axis], *m.cell[axis + 1 :]), []).append(m)
-    said = []
-    for where, group in groups.items():
-        seeds = [set(m.by_seed) for m in group]
-        if all(own == seeds[0] for own in seeds):
-            continue
-        if common := sorted(set.intersection(*seeds)):
-            means = ", ".join(f"{m.cell[axis]} {mean(m.by_seed[s] for s in common):.1f}" for m in group)
-            seed = "seed" if len(common) == 1 else "seeds"
-            which = f"On {seed} {', '.join(map(str, common))}, which all have: {means}."
-        else:
-            which = "No seed is common to all."
-        said.append(f"{' / '.join(where)}: the rows do not have the same seeds, so do not compare their means. {which}")
-    return said
+def _column_names(results: Sequence[CellResult]) -> list[str]:
+    return list(dict.fromkeys(result.cell[-1] for result in results))
+
+
+def _shown_columns(results: Sequence[CellResult]) -> list[str]:
+    """The columns with a finished run; all columns if there is none."""
+    return _column_names([result for result in results if result.ours]) or _column_names(results)
+
+
+def _grid(study: Study, scale: Scale, results: Sequence[CellResult], columns: Sequence[str]) -> list[str]:
+    """The lines of the Markdown table."""
+    by_cell = {result.cell: result for result in results}
+    # The smoke scale uses other data, so the paper's numbers would mean nothing there.
+    with_paper = {result.cell[-1] for result in results if result.paper and scale != "smoke"}
+    head = list(study.rows)
+    for column in columns:
+        head += [f"{column}: ours", f"{column}: paper", f"{column}: difference"] if column in with_paper else [column]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for row in dict.fromkeys(result.cell[:-1] for result in results):
+        texts = list(row)
+        for column in columns:
+            texts += _cell_texts(by_cell.get((*row, column)), column in with_paper)
+        lines.append(f"| {' | '.join(texts)} |")
+    return lines
+
+
+def _cell_texts(result: CellResult | None, with_paper: bool) -> list[str]:
+    texts = [result.text, result.paper_text, result.difference] if result else ["–"] * 3
+    return texts if with_paper else texts[:1]
+
+
+def _footnotes(
+    study: Study, results: Sequence[CellResult], columns: Sequence[str], missing: Mapping[Cell, str]
+) -> list[str]:
+    """What the table does not show: different seeds, unfinished runs, cells that could not run."""
+    lines: list[str] = []
+    for sentence in uneven_seeds(study, results):
+        lines += ["", sentence]
+    explained = {*columns, *(cell[-1] for cell in missing)}
+    if unfinished := [column for column in _column_names(results) if column not in explained]:
+        lines += ["", f"Not finished yet: {', '.join(unfinished)}."]
+    if under_way := [f"{' / '.join(r.cell)}, {phrase}" for r in results for phrase in r.under_way]:
+        lines += ["", f"Under way: {'; '.join(under_way)}."]
+    if missing:
+        lines += ["", *(f"Not run: {' / '.join(cell)}: {reason}." for cell, reason in missing.items())]
+    return lines
+
+
+def uneven_seeds(study: Study, results: Sequence[CellResult]) -> list[str]:
+    """Sentences about cells that are compared but have different seeds, with the means over their common seeds.
+
+    Cells are compared if they differ only in the last axis of the rows.
+    """
+    axis = study.axis_order.index(study.rows[-1])
+    groups: dict[Cell, list[CellResult]] = {}
+    for result in results:
+        if result.by_seed:
+            groups.setdefault(result.cell[:axis] + result.cell[axis + 1 :], []).append(result)
+    return [
+        f"{' / '.join(values)}: the rows do not have the same seeds, so do not compare their means. "
+        + _common_means(group, axis)
+        for values, group in groups.items()
+        if any(set(result.by_seed) != set(group[0].by_seed) for result in group)
+    ]
+
+
+def _common_means(group: Sequence[CellResult], axis: int) -> str:
+    common = sorted(set.intersection(*(set(result.by_seed) for result in group)))
+    if not common:
+        return "No seed is common to all."
+    means = ", ".join(f"{r.cell[axis]} {mean(r.by_seed[seed] for seed in common):.1f}" for r in group)
+    return f"On {'seed' if len(common) == 1 else 'seeds'} {', '.join(map(str, common))}, which all have: {means}."
 
 
 def reductions(study: Study, scale: Scale) -> list[str]:
     """Sentences that say how a scale differs from the paper."""
-    by_base = {study.base(cell): study.smaller(cell, scale) for cell in study.cells(scale)}
-    said = [
-        f"Changed against the paper{f' ({base})' if len(by_base) > 1 else ''}: `{'`, `'.join(changes)}`."
-        for base, changes in by_base.items()
-        if changes
-    ]
-    gone = [f"{axis} {', '.join(values)}" for axis, values in study.left_out(scale).items()]
-    return said + ([f"Left out at this scale: {'; '.join(gone)}."] if gone else [])
+    by_recipe = {study.base_recipe(cell): study.scale_changes(cell, scale) for cell in study.cells(scale)}
+    sentences = []
+    for recipe, changes in by_recipe.items():
+        if changes:
+            which = f" ({recipe})" if len(by_recipe) > 1 else ""
+            sentences.append(f"Changed against the paper{which}: `{'`, `'.join(changes)}`.")
+    if left_out := [f"{axis} {', '.join(values)}" for axis, values in study.left_out(scale).items()]:
+        sentences.append(f"Left out at this scale: {'; '.join(left_out)}.")
+    return sentences
 
 
-def as_csv(study: Study, rows: Sequence[Measured]) -> str:
-    lines: list[Sequence[object]] = [(*study.order, "ours_mean", "ours_std", "n", "paper_mean", "paper_std")]
-    for m in rows:
-        ours = [mean(m.ours) if m.ours else "", stdev(m.ours) if len(m.ours) > 1 else "", len(m.ours)]
-        lines.append((*m.cell, *ours, *(*m.paper, "", "")[:2]))
+def as_csv(study: Study, results: Sequence[CellResult]) -> str:
+    """One line for each cell: its values, our mean, standard deviation and number of seeds, and the paper's."""
+    lines: list[Sequence[object]] = [(*study.axis_order, "ours_mean", "ours_std", "n", "paper_mean", "paper_std")]
+    for result in results:
+        ours = result.ours
+        numbers = [mean(ours) if ours else "", stdev(ours) if len(ours) > 1 else "", len(ours)]
+        lines.append((*result.cell, *numbers, *(*result.paper, "", "")[:2]))
     return _csv(lines)
 
 
@@ -164,18 +220,31 @@ def _csv(lines: Iterable[Sequence[object]]) -> str:
 def write(
     study: Study,
     scale: Scale,
-    done: Sequence[Place],
+    runs: Sequence[StudyRun],
     missing: Mapping[Cell, str],
     root: Path,
     charts: Sequence[Chart] = (),
 ) -> tuple[Path, list[Path]]:
-    """table.md and table.csv in the study's folder, and for each chart (rounds, if there are several, and those of the
-    analysis) its picture (SVG, PNG) and its numbers; returns the table and the pictures."""
-    rows = collect(study, done)
-    picture = by_round(study, scale, done)
-    charts = [*([picture] if picture else []), *charts]
-    write_atomic(root / "table.md", markdown(study, scale, rows, missing, charts).encode())
-    write_atomic(root / "table.csv", as_csv(study, rows).encode())
+    """Write table.md, table.csv and the charts into a study's folder.
+
+    The chart by round is added if the runs have several rounds. Each chart is written as SVG, PNG and CSV.
+
+    Args:
+        study: The study.
+        scale: Its scale.
+        runs: The runs to show.
+        missing: cell -> the reason why it could not run.
+        root: The study's folder.
+        charts: The charts of the analysis.
+
+    Returns:
+        The path of table.md, and the paths of the SVG files.
+    """
+    results = collect(study, runs)
+    by_round = chart_by_round(study, scale, runs)
+    charts = [*([by_round] if by_round else []), *charts]
+    write_atomic(root / "table.md", markdown(study, scale, results, missing, charts).encode())
+    write_atomic(root / "table.csv", as_csv(study, results).encode())
     for chart in charts:
         write_atomic(root / f"{chart.id}.csv", _csv([chart.table.columns, *chart.table.rows]).encode())
         for kind in ("svg", "png"):
