@@ -1,25 +1,29 @@
-# The one door for developers: `make help`.
+# All commands for developers: `make help`.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench docs clean
+.PHONY: help run test test-fast check format bench docs clean
 
 help:    ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 18
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 18
 
 run: $(VENV)/.run    ## compare FedAvg, v-Distillation and FedBE on embedded data, about a minute
 	@$(BIN)/fedbe compare
 
-test: $(VENV)/.dev    ## run every test
-	@$(BIN)/python -m pytest -n 2 $(ARGS)
+test: $(VENV)/.dev    ## run every test and measure branch coverage
+	@$(BIN)/python -m pytest -n 2 --cov $(ARGS)
 
-check: $(VENV)/.dev    ## lint, format and type checks; changes nothing
+test-fast: $(VENV)/.dev    ## run the tests that are not slow, in less than two minutes
+	@$(BIN)/python -m pytest -n 2 -m "not slow and not e2e and not real" $(ARGS)
+
+check: $(VENV)/.dev    ## check style, format, types, imports and dependencies; changes nothing
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/deptry src
 
 format: $(VENV)/.dev    ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix .
@@ -33,9 +37,9 @@ docs: $(VENV)/.docs    ## build the documentation into site/
 	@echo "documentation: site/index.html"
 
 clean:    ## remove the environment and everything that was built
-	rm -rf $(VENV) site dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) site dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage
 
-# One stamp for each level of installation: a second `make` finds it and starts at once.
+# One stamp file for each level of installation, so that a second `make` starts at once.
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 

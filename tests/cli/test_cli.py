@@ -80,6 +80,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(status)
 
 
+@pytest.mark.e2e
 def test_run_in_a_pipe_prints_a_line_a_round_and_the_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +100,7 @@ def test_run_in_a_pipe_prints_a_line_a_round_and_the_result(
     assert re.match(r"black\.png: \d [\d.]+ %, \d [\d.]+ %, \d [\d.]+ %\n", capsys.readouterr().out)
 
 
+@pytest.mark.e2e
 def test_compare_says_which_is_better_and_where_the_report_is(tmp_path: Path) -> None:
     done = fedbe("compare", *QUICK, "--methods", "fedavg,fedbe", "--seeds", "2", "-q", "--tensorboard", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -129,6 +131,7 @@ def _scalars(path: Path) -> dict[str, list[float]]:
     return {tag: [e.value for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
+@pytest.mark.e2e
 def test_stopped_by_ctrl_c_and_by_kill_9_and_resumed_it_ends_like_a_straight_run(tmp_path: Path) -> None:
     settings = (*SLOW, "--method", "fedbe+scaffold")
     straight = fedbe("run", *settings, "--name", "straight", "-q", cwd=tmp_path)
@@ -157,6 +160,7 @@ def test_stopped_by_ctrl_c_and_by_kill_9_and_resumed_it_ends_like_a_straight_run
     assert _same(tmp_path / "runs" / "straight", folder)
 
 
+@pytest.mark.e2e
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     endless = ("--set", "training.rounds=2", "--set", "training.epochs=100000")
     screen = Terminal(["run", *endless, "--name", "long"], tmp_path)
@@ -257,6 +261,7 @@ def test_a_second_comparison_of_one_name_is_refused(
     assert several.cells(tmp_path / "runs" / "both") == [tmp_path / "runs" / "both" / "fedavg-seed0"]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("seconds", [0.3, 1.0, 2.0])
 def test_ctrl_c_while_it_starts_ends_it_quietly(tmp_path: Path, seconds: float) -> None:
     screen = Terminal(["run", *SLOW, "--name", "early"], tmp_path)
@@ -317,6 +322,7 @@ def test_what_show_prints_is_a_recipe(
                 assert mine.method_for(method) == shipped.method_for(method)
 
 
+@pytest.mark.e2e
 def test_help_does_not_wait_for_torch() -> None:
     code = "import sys, fedbe.cli.app; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -24,6 +24,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
+@pytest.mark.e2e
 def test_a_report_lies_in_the_folder_of_its_run(
     comparison: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_tab_that_is_closed_at_any_moment_is_no_error(make_run, capfd: pytest.
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.e2e
 def test_watch_serves_the_page_until_ctrl_c(make_run) -> None:
     folder = make_run("a", "fedavg", [0.5])
     command = [sys.executable, "-u", "-m", "fedbe", "watch", str(folder)]

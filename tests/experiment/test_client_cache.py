@@ -70,6 +70,7 @@ class Clients:
         return self.reached
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("everything_kept")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_stopped_among_its_clients_ends_like_a_straight_one(
@@ -150,6 +151,7 @@ def test_a_place_that_cannot_be_written_ends_no_run(kept: ClientCache, job: Trai
     assert kept.find(job) is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("everything_kept")
 @pytest.mark.parametrize("method", INSTANT)
 def test_a_shared_first_round_changes_no_bit(
@@ -175,6 +177,7 @@ def test_a_shared_first_round_changes_no_bit(
     assert again == (3 if METHODS[method].rules else 0)  # rules change what clients do
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("everything_kept")
 def test_a_comparison_trains_the_first_round_of_a_seed_once(
     tmp_path: Path, trained_jobs: list[tuple[int, int]]

@@ -194,6 +194,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, small: Recipe, pool: ProcessP
     assert loop.execute(folder, pool, silent)
 
 
+@pytest.mark.e2e
 def test_two_processes_must_not_train_one_run(tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any) -> None:
     folder = run_folder.create(tmp_path / "locked", small, "fedavg", 0, "float32")
     holder = (

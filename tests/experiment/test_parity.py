@@ -15,6 +15,8 @@ from fedbe.experiment import loop, run_folder
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 Play = Callable[..., Path]
 Identical = Callable[[Path, Path], bool]
 

@@ -25,6 +25,8 @@ from fedbe.core.updates import Update
 from fedbe.data import load_task, split
 from fedbe.models import build
 
+pytestmark = pytest.mark.slow
+
 SEEDS, ENSEMBLES, SAMPLES, ROUNDS = range(10), 5, 10, 10
 LOCAL = LocalSettings(epochs=2, batch_size=100, lr=0.1)
 

@@ -31,6 +31,8 @@ from fedbe.flower import certs, deployment, processes, submission, template
 from fedbe.flower.deployment import Deployment
 from fedbe.flower.submission import follow, submit
 
+pytestmark = pytest.mark.e2e
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -12,6 +12,8 @@ from fedbe.experiment.recipe_files import load_recipe
 from fedbe.experiment.round import Simulation
 from fedbe.flower import client_app, resume, strategy, to_record
 
+pytestmark = pytest.mark.slow
+
 SMALL = (
     "training.rounds=3",
     "training.epochs=2",

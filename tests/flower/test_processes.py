@@ -25,6 +25,8 @@ from fedbe.flower import certs, processes, template
 from fedbe.flower.deployment import Deployment
 from fedbe.flower.submission import follow, submit
 
+pytestmark = pytest.mark.e2e
+
 NODES = 3
 SPOILED = """
 import os, time

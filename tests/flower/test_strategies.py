@@ -679,6 +679,7 @@ def test_a_strategy_by_name_is_an_instance_of_its_class(method):
     ]
 
 
+@pytest.mark.slow
 def test_the_line_of_the_readme_needs_no_more_than_the_package():
     code = "import fedbe; assert fedbe.flower.FedBE.method_name == 'fedbe'"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -732,6 +733,7 @@ def accuracy(number, _):
     return MetricRecord({"accuracy": number / 10})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["train", "evaluate", "server"])
 @pytest.mark.parametrize("last", [1, 2, 3])
 def test_a_run_that_was_stopped_has_the_report_and_the_model_of_one_that_was_not(where, last, local_grid, tmp_path):

@@ -14,6 +14,8 @@ from fedbe.report.live import serve
 
 from ..conftest import distilled
 
+pytestmark = pytest.mark.e2e
+
 EVIL = "</script><img src=x onerror=alert(2)>"
 
 

@@ -47,6 +47,7 @@ def test_a_class_may_be_called_like_a_formula() -> None:
     assert all(f">{text}<" in prices for text in ("$0-$50", "$100^$200", "from $1 to $2"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_every_chart_becomes_a_file(comparison: Path, tmp_path: Path, kind: str) -> None:
     sections = build_sections(read_groups([comparison]))
@@ -85,6 +86,7 @@ def test_a_number_stays_with_its_unit() -> None:
     assert _wrapped("clients are 82 % sure, samples 69 %", figure, 3.5) == "clients are\n82 % sure,\nsamples 69 %"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("panels", "inches"), [(1, (4.6, 3.0)), (3, (7.2, 3.0)), (4, (4.8, 5.3)), (10, (7.2, 9.9))])
 def test_many_panels_stand_in_several_rows(panels: int, inches: tuple[float, float]) -> None:
     lines = (Series("a", "fedavg", tuple(Point(x, x, None, None, 1) for x in (1, 2))),)

@@ -24,6 +24,8 @@ from fedbe.reproduce import analysis, study_runner, table
 from fedbe.reproduce.study import Study, load_study
 from fedbe.reproduce.study_runner import StudyRun
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ProcessPool]:

@@ -24,6 +24,8 @@ from fedbe.reproduce.round_curves import chart_by_round
 from fedbe.reproduce.study import SCALES, Study, available_studies, load_study
 from fedbe.reproduce.study_runner import StudyRun
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ProcessPool]:
