@@ -1,11 +1,15 @@
 """The public names, and what importing them costs."""
 
+import ast
+import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import fedbe
+from fedbe import errors
 
 
 def _modules_after(statement: str) -> set[str]:
@@ -42,8 +46,32 @@ def test_every_public_name_is_there_and_documented(name):
     assert name in dir(fedbe)
 
 
+def _declared() -> dict[str, str]:
+    """Name -> module, as `from module import name` says it for type checkers."""
+    tree = ast.parse(Path(fedbe.__file__).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    return {alias.name: node.module for node in block.body for alias in node.names}
+
+
+def test_type_checkers_and_the_interpreter_see_the_same_names():
+    declared = _declared()
+    assert sorted(declared) == sorted(fedbe.__all__)
+    for name, module in declared.items():
+        assert getattr(fedbe, name) is getattr(sys.modules[module], name)
+
+
+def test_every_error_class_is_public():
+    classes = {
+        name for name, value in inspect.getmembers(errors, inspect.isclass) if value.__module__ == "fedbe.errors"
+    }
+    assert "StateError" in classes
+    assert classes <= set(fedbe.__all__)
+    assert all(issubclass(getattr(fedbe, name), fedbe.FedBEError) for name in classes)
+
+
 def test_other_names_are_not():
-    with pytest.raises(AttributeError, match="module 'fedbe' has no attribute 'FedBEE'"):
+    with pytest.raises(AttributeError, match="no attribute 'FedBEE'"):
         _ = fedbe.FedBEE
 
 

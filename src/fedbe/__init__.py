@@ -1,7 +1,7 @@
 """Federated learning by Bayesian model ensemble (FedBE, ICLR 2021) and its baselines.
 
-The public names, and nothing else. They are loaded on first use, so that `import fedbe` costs milliseconds
-and not the seconds that torch takes.
+This module holds the public names. Each is imported on first use, so `import fedbe` takes milliseconds and does not
+import torch.
 """
 
 from importlib import import_module
@@ -24,41 +24,57 @@ if TYPE_CHECKING:
         server,
     )
     from fedbe.core.compute import Plan
+    from fedbe.core.metrics import Metrics
     from fedbe.core.moments import Moments
     from fedbe.core.state import Layout, ModelState
     from fedbe.core.updates import ClientUpdate
-    from fedbe.errors import FedBEError
+    from fedbe.errors import (
+        AggregationError,
+        BusyError,
+        DataError,
+        ExtraError,
+        FedBEError,
+        ModelError,
+        RecipeError,
+        RunError,
+        SettingError,
+        StateError,
+    )
     from fedbe.experiment.saved_model import load_model
-    from fedbe.posterior import Dirichlet, Gaussian
+    from fedbe.posterior.dirichlet import Dirichlet
+    from fedbe.posterior.gaussian import Gaussian
 
-_HOMES = {
+_NAMES = {
     "fedbe.algorithms.client.rules": ("ControlVariate", "Prox"),
     "fedbe.algorithms.client.training": ("LocalSettings", "train"),
-    "fedbe.errors": ("FedBEError",),
-    "fedbe.posterior": ("Dirichlet", "Gaussian"),
     "fedbe.algorithms.server.api": (
         "FedAvg", "FedAvgM", "FedBE", "FedProx", "OneEnsemble", "Scaffold", "Server", "VDistillation", "server",
     ),
-    "fedbe.experiment.saved_model": ("load_model",),
     "fedbe.core.compute": ("Plan",),
+    "fedbe.core.metrics": ("Metrics",),
     "fedbe.core.moments": ("Moments",),
     "fedbe.core.state": ("Layout", "ModelState"),
     "fedbe.core.updates": ("ClientUpdate",),
+    "fedbe.errors": (
+        "AggregationError", "BusyError", "DataError", "ExtraError", "FedBEError", "ModelError", "RecipeError",
+        "RunError", "SettingError", "StateError",
+    ),
+    "fedbe.experiment.saved_model": ("load_model",),
+    "fedbe.posterior.dirichlet": ("Dirichlet",),
+    "fedbe.posterior.gaussian": ("Gaussian",),
 }  # fmt: skip
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
-_PACKAGES = (
-    "data",
-    "experiment",
-    "flower",
-    "models",
-    "posterior",
-    "report",
-)  # so that `import fedbe` is enough for fedbe.flower.FedBE
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+# Packages that the documentation uses as attributes, such as fedbe.flower.FedBE.
+_PACKAGES = ("data", "experiment", "flower", "models", "posterior", "report")
 
 __all__ = [
+    "AggregationError",
+    "BusyError",
     "ClientUpdate",
     "ControlVariate",
+    "DataError",
     "Dirichlet",
+    "ExtraError",
     "FedAvg",
     "FedAvgM",
     "FedBE",
@@ -67,13 +83,19 @@ __all__ = [
     "Gaussian",
     "Layout",
     "LocalSettings",
+    "Metrics",
+    "ModelError",
     "ModelState",
     "Moments",
     "OneEnsemble",
     "Plan",
     "Prox",
+    "RecipeError",
+    "RunError",
     "Scaffold",
     "Server",
+    "SettingError",
+    "StateError",
     "VDistillation",
     "load_model",
     "server",
@@ -84,9 +106,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return import_module(f"fedbe.{name}")
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'fedbe' has no attribute '{name}'")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

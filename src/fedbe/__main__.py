@@ -5,17 +5,16 @@ import signal
 
 
 def main() -> None:
-    """The entry point. Until the command has something to lose, Ctrl-C ends the process at once.
+    """Run the command line. While modules are imported, Ctrl-C ends the process at once.
 
-    A KeyboardInterrupt in the middle of an import, of which there are two seconds, shows somebody else's traceback, is
-    lost, or ends in another error.
+    Imports take two seconds. A KeyboardInterrupt during an import can be lost, or show a traceback of another package.
     """
-    usual = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    if usual is not signal.default_int_handler:  # who started us wants us to be deaf
-        signal.signal(signal.SIGINT, usual)
+    previous = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    if previous is not signal.default_int_handler:  # the parent process ignores SIGINT, so we do too
+        signal.signal(signal.SIGINT, previous)
     from fedbe.cli import app
 
-    app.main(usual)
+    app.main(previous)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Every error that a user can meet.
+"""All errors that this package raises on purpose.
 
-One sentence each: what was expected, what came, what to do. The command line prints it as it is and exits with
-code 1 (2 for wrong use); in Python all of them derive from `FedBEError`.
+A message is one sentence: what was expected, what was received, what to do. The command line prints it and exits with
+code 1 (2 for wrong usage). All classes derive from `FedBEError`.
 """
 
 import difflib
@@ -9,52 +9,53 @@ from collections.abc import Iterable
 
 
 class FedBEError(Exception):
-    """The base of all errors that this package raises on purpose."""
+    """The base class of all errors of this package."""
 
 
 class SettingError(FedBEError, ValueError):
-    """A parameter or setting has a value that cannot work."""
+    """A parameter or setting has an invalid value."""
 
 
 class StateError(FedBEError, ValueError):
-    """A model state does not fit the model: other keys, shapes or dtypes."""
+    """A model state does not fit the model: its keys, shapes or dtypes differ."""
 
 
 class ModelError(FedBEError, TypeError):
-    """A module that this package cannot work with."""
+    """A module is not supported."""
 
 
 class AggregationError(FedBEError, RuntimeError):
-    """Too few usable client updates: the global model stays as it was."""
+    """A round has no valid result, for example too few usable updates. The global model is unchanged."""
 
 
 class DataError(FedBEError, ValueError):
-    """A data set that is missing, damaged or does not fit what was asked of it."""
+    """A data set is missing or damaged, or does not fit its use."""
 
 
 class RecipeError(FedBEError, ValueError):
-    """A recipe with unknown or impossible settings."""
+    """A recipe has unknown or invalid settings."""
 
 
 class RunError(FedBEError, RuntimeError):
-    """A run that cannot start, go on or be read."""
+    """A run cannot be started, resumed or read."""
 
 
 class BusyError(RunError):
-    """A run that another process is training."""
+    """Another process is training the run."""
 
 
 class ExtraError(FedBEError, ImportError):
-    """A part of this package whose optional dependency is not installed."""
+    """An optional dependency is not installed."""
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
     """A hint for a mistyped name: the closest of `options`, or all of them.
 
-    >>> nearest("fedavgg", ["fedavg", "fedbe"])
-    "did you mean 'fedavg'?"
-    >>> nearest("zzz", ["fedavg", "fedbe"])
-    'choose one of: fedavg, fedbe'
+    Example:
+        >>> nearest("fedavgg", ["fedavg", "fedbe"])
+        "did you mean 'fedavg'?"
+        >>> nearest("zzz", ["fedavg", "fedbe"])
+        'choose one of: fedavg, fedbe'
     """
     options = list(options)
     close = difflib.get_close_matches(name, options, n=1, cutoff=0.6)

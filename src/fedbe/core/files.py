@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and by one process."""
+"""Atomic writes, and locks against a second process."""
 
 import fcntl
 import json
@@ -12,7 +12,7 @@ from fedbe.errors import BusyError, FedBEError, RunError
 
 
 def write_synced(path: Path, content: bytes, mode: str = "wb") -> None:
-    """Write (or, with mode "ab", append to) a file and wait until it is on the disk."""
+    """Write to a file (append with mode "ab") and wait until the content is on the disk."""
     with path.open(mode) as file:
         file.write(content)
         file.flush()
@@ -20,9 +20,15 @@ def write_synced(path: Path, content: bytes, mode: str = "wb") -> None:
 
 
 def write_atomic(path: Path, content: bytes, error: type[FedBEError] = RunError) -> None:
-    """Replace `path` in one step: a reader, or a crash, sees the old file or the new one, never a part."""
+    """Replace a file in one step. After a crash, the file is either the old one or the new one.
+
+    Args:
+        path: The file.
+        content: Its new content.
+        error: The class of the error that is raised if it cannot be written.
+    """
     if not path.name:
-        raise error(f"cannot write {path}: it is a folder; give the name of a file")
+        raise error(f"cannot write {path}: it is a folder, not a file")
     part = path.with_name(f".{path.name}.part")
     try:
         write_synced(part, content)
@@ -31,11 +37,11 @@ def write_atomic(path: Path, content: bytes, error: type[FedBEError] = RunError)
     except OSError as problem:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-        raise error(f"cannot write {path} ({problem.strerror}); what was there before is unharmed") from problem
+        raise error(f"cannot write {path} ({problem.strerror}); an older file of that name is unchanged") from problem
 
 
 def make_folder(folder: Path, error: type[FedBEError] = RunError) -> None:
-    """A folder with all that are above it; one that is there already is fine."""
+    """Create a folder and its parents, unless they exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -44,7 +50,12 @@ def make_folder(folder: Path, error: type[FedBEError] = RunError) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Two processes must not train one run."""
+    """Hold the lock of a run folder, so that no second process trains the run.
+
+    Raises:
+        BusyError: Another process holds the lock.
+        RunError: The folder cannot be locked.
+    """
     try:
         file = (folder / ".lock").open("w")
     except OSError as error:
@@ -57,19 +68,20 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder} is being trained by another process; if that was just stopped, try again in a minute"
             ) from None
         except OSError as error:
-            raise RunError(f"cannot lock {folder} ({error.strerror}): choose one on another disk") from error
+            raise RunError(f"cannot lock {folder} ({error.strerror}): use a folder on another disk") from error
         try:
             yield
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a child that was forked meanwhile has it open
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a forked child may have the file open
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file in one step."""
     write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def append_line(path: Path, value: Any) -> None:
-    """Add one JSON line and wait until it is on the disk."""
+    """Append one JSON line and wait until it is on the disk."""
     try:
         write_synced(path, (json.dumps(value) + "\n").encode(), "ab")
     except OSError as problem:
@@ -77,7 +89,7 @@ def append_line(path: Path, value: Any) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename in the folder last through a power cut."""
+    """Make a rename in the folder survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

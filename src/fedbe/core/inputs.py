@@ -1,6 +1,6 @@
-"""What a model is fed with: anything that can make the batch of some indices.
+"""Inputs of a model: any object that makes a batch from indices.
 
-The data package's `BatchLoader` is one; a plain tensor or a torch `Dataset` is turned into one at the public door.
+`fedbe.data`'s `BatchLoader` is one. `as_inputs` makes one from a plain tensor or a torch `Dataset`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sized
@@ -17,15 +17,25 @@ Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
 @runtime_checkable
 class Inputs(Protocol):
-    """J inputs. `batch(index)` is plain; with a generator it is augmented, all draws from that generator."""
+    """J inputs of a model, given out in batches."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """J, the number of inputs."""
 
-    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Tensor: ...
+    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The inputs at `index` [N] as one tensor [N, …].
+
+        With a generator they are augmented, and all random draws come from it. Without one they are plain.
+        """
 
 
 class TensorInputs:
-    """Inputs that lie ready in one tensor [J, …]; `augment(batch, generator)` is optional."""
+    """Inputs in one tensor.
+
+    Args:
+        tensor: The inputs [J, …].
+        augment: A function (batch [N, …], generator) -> batch [N, …]; default: no augmentation.
+    """
 
     def __init__(self, tensor: Tensor, augment: Augmentation | None = None) -> None:
         self.tensor, self._augment = tensor, augment
@@ -34,18 +44,19 @@ class TensorInputs:
         return len(self.tensor)
 
     def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The inputs at `index`, augmented if there is an augmentation and a generator."""
         batch = self.tensor[index.to(self.tensor.device)]
         if self._augment is None or generator is None:
             return batch
         augmented = self._augment(batch, generator)
         if not isinstance(augmented, Tensor) or not augmented.ndim or len(augmented) != len(batch):
-            came = list(augmented.shape) if isinstance(augmented, Tensor) else type(augmented).__name__
-            raise SettingError(f"`augment` must return a batch of {len(batch)} inputs, as many as it got, not {came}")
+            received = list(augmented.shape) if isinstance(augmented, Tensor) else type(augmented).__name__
+            raise SettingError(f"`augment` must return a batch of {len(batch)} inputs, got {received}")
         return augmented
 
 
 class Unaugmented:
-    """The same inputs, never augmented."""
+    """The same inputs without augmentation."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs = inputs
@@ -54,15 +65,29 @@ class Unaugmented:
         return len(self._inputs)
 
     def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: ARG002
+        """The plain inputs at `index`."""
         return self._inputs.batch(index)
 
 
 def as_inputs(
     source: "Inputs | Tensor | Dataset[object]", augment: Augmentation | None = None, name: str = "unlabeled"
 ) -> Inputs:
-    """A tensor, or a map-style Dataset of tensors or of (tensor, …) tuples, or Inputs as they are.
+    """Make `Inputs` from what a user gives.
 
-    A Dataset is read once, into one tensor: its own random transforms are therefore drawn once.
+    Args:
+        source: A tensor [J, …]; a map-style Dataset of tensors, or of tuples that begin with a tensor; or `Inputs`,
+            which are returned as they are. A Dataset is read once into one tensor, so its random transforms are
+            drawn once.
+        augment: A function (batch, generator) -> batch, for a tensor or a Dataset.
+        name: How an error message calls `source`.
+
+    Raises:
+        SettingError: The source is empty, not finite or of another type, or `augment` cannot be used.
+
+    Example:
+        >>> as_inputs(torch.tensor([[1.0], [2.0], [3.0]])).batch(torch.tensor([2, 0]))
+        tensor([[3.],
+                [1.]])
     """
     if augment is not None and not callable(augment):
         raise SettingError(f"`augment` must be a function (batch, generator) -> batch, got {augment!r}")
@@ -70,7 +95,7 @@ def as_inputs(
         return TensorInputs(_checked(source, name), augment)
     if isinstance(source, Inputs):
         if augment is not None:
-            raise SettingError("`augment` goes with a tensor or a Dataset; Inputs bring their own")
+            raise SettingError("`augment` needs a tensor or a Dataset: Inputs augment by themselves")
         if not len(source):
             raise SettingError(f"`{name}` is empty")
         return source
@@ -80,12 +105,22 @@ def as_inputs(
 
 
 def batches(count: int, size: int, order: Tensor | None = None) -> Iterator[Tensor]:
-    """Index tensors that cover `count` examples; a last batch of one joins the one before it (unless all are of one).
+    """Split `count` examples into batches of `size`.
 
-    BatchNorm cannot be trained on a batch of one, and dropping the example would lose it.
+    A last batch of one joins the batch before it, because BatchNorm cannot be trained on one example. With a `size` of
+    1 all batches stay as they are.
 
-    >>> [b.tolist() for b in batches(5, 2)]
-    [[0, 1], [2, 3, 4]]
+    Args:
+        count: The number of examples.
+        size: The number of examples in a batch; >= 1.
+        order: The indices in the order to use [count]; default: 0, 1, …
+
+    Returns:
+        An iterator over index tensors. Together they contain every index once.
+
+    Example:
+        >>> [b.tolist() for b in batches(5, 2)]
+        [[0, 1], [2, 3, 4]]
     """
     order = torch.arange(count) if order is None else order
     parts = list(torch.split(order, size))

@@ -1,4 +1,4 @@
-"""How good and how sure a set of predictions is."""
+"""Accuracy and calibration of predictions."""
 
 from dataclasses import asdict, dataclass
 
@@ -12,8 +12,14 @@ ECE_BINS = 15
 
 @dataclass(frozen=True)
 class Metrics:
-    """accuracy, nll (mean −log p of the true class), confidence (mean of the largest p), and
-    ece = Σ_b (n_b/n) |accuracy_b − confidence_b| over 15 equal bins of confidence."""
+    """Accuracy and calibration of n predictions.
+
+    Args:
+        accuracy: The share of correct predictions, from 0 to 1.
+        nll: The negative log-likelihood: the mean of −log p of the true class.
+        confidence: The mean of the largest probability.
+        ece: The expected calibration error Σ_b (n_b/n) |accuracy_b − confidence_b| over 15 equal bins of confidence.
+    """
 
     accuracy: float
     nll: float
@@ -21,32 +27,42 @@ class Metrics:
     ece: float
 
     def as_dict(self) -> dict[str, float]:
+        """The four numbers by name."""
         return asdict(self)
 
 
 def confidence(probabilities: Tensor) -> float:
-    """Mean of the largest probability; classes lie in dimension 1."""
+    """The mean of the largest probability, of probabilities [N, classes, …]."""
     return float(probabilities.amax(1).double().mean())
 
 
 def compute_metrics(probabilities: Tensor, labels: Tensor) -> Metrics:
-    """Metrics of probabilities [N, classes, …] against labels [N, …].
+    """Compare predictions with the true classes.
 
-    >>> q = compute_metrics(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
-    >>> q.accuracy, round(q.confidence, 2), round(q.ece, 2)
-    (0.5, 0.85, 0.45)
+    Args:
+        probabilities: Predictions [N, classes, …].
+        labels: True classes [N, …], from 0 to classes − 1.
+
+    Raises:
+        SettingError: The labels do not fit the predictions.
+        AggregationError: The predictions are NaN or infinite.
+
+    Example:
+        >>> metrics = compute_metrics(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
+        >>> metrics.accuracy, round(metrics.confidence, 2), round(metrics.ece, 2)
+        (0.5, 0.85, 0.45)
     """
     labels = _checked(labels, probabilities)
     if not bool(torch.isfinite(probabilities).all()):
         raise AggregationError("the model's predictions are NaN or infinite: it has diverged; lower the step size")
     top, predicted = probabilities.max(1)
-    right = (predicted == labels).double().flatten()
+    correct = (predicted == labels).double().flatten()
     top = top.double().flatten()
     true = probabilities.gather(1, labels.unsqueeze(1)).double().clamp_min(1e-12)
     bins = (top * ECE_BINS).long().clamp_(max=ECE_BINS - 1)
-    gap = torch.zeros(ECE_BINS, dtype=torch.float64, device=top.device).index_add_(0, bins, right - top)
+    gap = torch.zeros(ECE_BINS, dtype=torch.float64, device=top.device).index_add_(0, bins, correct - top)
     return Metrics(
-        accuracy=float(right.mean()),
+        accuracy=float(correct.mean()),
         nll=float(-true.log().mean()),
         confidence=float(top.mean()),
         ece=float(gap.abs().sum() / len(top)),
@@ -60,7 +76,7 @@ def _checked(labels: Tensor, probabilities: Tensor) -> Tensor:
         raise SettingError(f"`labels` must have the shape {expected} of the predictions, got {list(labels.shape)}")
     if bool(((labels < 0) | (labels >= classes)).any()):
         raise SettingError(
-            f"`labels` must be from 0 to {classes - 1}, as many as the model's classes; "
+            f"`labels` must be from 0 to {classes - 1} for the model's {classes} classes, "
             f"got {int(labels.min())} to {int(labels.max())}"
         )
     return labels.to(probabilities.device)

@@ -1,6 +1,6 @@
-"""Our own copy of a module, loaded in place for every model that is to be trained or asked.
+"""A private copy of a module, into which one model after another is loaded.
 
-One module a process: nothing is rebuilt for each member, and the caller's module is never touched.
+Each process has one. Nothing is rebuilt for each model, and the caller's module is never changed.
 """
 
 import copy
@@ -14,7 +14,22 @@ from fedbe.errors import ModelError, SettingError
 
 
 class ModelRunner:
-    """A private copy of `module` in the working dtype (half-precision models compute in float32)."""
+    """Runs models of one architecture: load a state, compute logits or train, read the state.
+
+    Args:
+        module: The architecture. It is copied in the working dtype of its layout (half precision computes in float32).
+        plan: How passes are computed; default `Plan()`.
+
+    Raises:
+        ModelError: `module` is not a module, cannot be copied, or has a state that cannot be averaged.
+        SettingError: `plan` is not a `Plan`.
+
+    Example:
+        >>> runner = ModelRunner(nn.Linear(2, 3))
+        >>> runner.load(ModelState(torch.ones(9), torch.empty(0), {}))
+        >>> runner.logits(torch.tensor([[1.0, 2.0]])).tolist()
+        [[4.0, 4.0, 4.0]]
+    """
 
     def __init__(self, module: nn.Module, plan: Plan | None = None) -> None:
         if not isinstance(module, nn.Module):
@@ -31,17 +46,21 @@ class ModelRunner:
         self._params = [named[s.name] for s in self.layout.params]
         self._buffers = [named[s.name] for s in self.layout.buffers]
         self._counters = {name: named[name] for name in self.layout.counters}
-        # Buffers that no state_dict has: what a model leaves in them must not reach the next one on the runner.
+        self._unsaved = self._unsaved_buffers()
+
+    def _unsaved_buffers(self) -> list[tuple[Tensor, Tensor]]:
+        """Buffers that are not in the `state_dict`, with their first values: no model may leave values to the next."""
         saved = {id(t) for t in (*self._buffers, *self._counters.values())}
-        self._unsaved = [(b, b.clone()) for b in self.module.buffers() if id(b) not in saved]
+        return [(b, b.clone()) for b in self.module.buffers() if id(b) not in saved]
 
     @property
     def device(self) -> torch.device:
+        """The device of the module."""
         return self.layout.device
 
     @torch.no_grad()
     def load(self, state: ModelState) -> None:
-        """Put a model on the runner: its numbers are copied into the module."""
+        """Copy the numbers of a state into the module."""
         for tensor, slot in zip(self._params, self.layout.params, strict=True):
             tensor.copy_(slot.view(state.params))
         for tensor, slot in zip(self._buffers, self.layout.buffers, strict=True):
@@ -53,7 +72,7 @@ class ModelRunner:
 
     @torch.no_grad()
     def read(self) -> ModelState:
-        """Take the model off the runner: a copy of its numbers."""
+        """A copy of the module's numbers."""
         counters = {name: t.clone() for name, t in self._counters.items()}
         return ModelState(self._flat(self._params), self._flat(self._buffers), counters)
 
@@ -63,7 +82,17 @@ class ModelRunner:
         return torch.cat([t.detach().reshape(-1) for t in tensors])
 
     def logits(self, batch: Tensor) -> Tensor:
-        """Forward pass of one batch: logits [N, classes, …] in the working dtype."""
+        """One forward pass in the current mode of the module.
+
+        Args:
+            batch: Inputs [N, …], on any device.
+
+        Returns:
+            Logits [N, classes, …] in the working dtype.
+
+        Raises:
+            ModelError: The module does not return one tensor of logits for at least two classes.
+        """
         batch = batch.to(self.device)
         if batch.is_floating_point():
             batch = batch.to(self.layout.dtype)
@@ -71,28 +100,21 @@ class ModelRunner:
             batch = batch.contiguous(memory_format=torch.channels_last)
         with self.plan.autocast(self.device):
             out = self.module(batch)
-        if not isinstance(out, Tensor):
-            raise ModelError(f"`model` must return one tensor of logits, got {type(out).__name__}")
-        if out.ndim < 2 or len(out) != len(batch) or not out.is_floating_point():
-            raise ModelError(
-                f"`model` must return logits of shape [N, classes, …] with N = {len(batch)}, "
-                f"got {out.dtype} of shape {list(out.shape)}"
-            )
-        if out.shape[1] < 2:
-            raise ModelError(
-                "`model` returns one logit, of which softmax makes 1 for all inputs: give one for each class"
-            )
-        return out.to(self.layout.dtype)
+        return _checked_logits(out, len(batch)).to(self.layout.dtype)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        """The parameters that training may change, tied ones once."""
-        chosen = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
-        if not chosen:
+        """The names and parameters that training may change, tied ones once.
+
+        Raises:
+            ModelError: No parameter requires a gradient, or an embedding has sparse gradients.
+        """
+        trainable = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
+        if not trainable:
             raise ModelError("`model` has no parameter with requires_grad=True, so it cannot be trained")
         for name, layer in self.module.named_modules():
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
                 raise ModelError(f"`model` has sparse gradients in '{name}', which cannot be used: set sparse=False")
-        return chosen
+        return trainable
 
 
 def _copy_of(module: nn.Module) -> nn.Module:
@@ -100,3 +122,16 @@ def _copy_of(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module)
     except Exception as error:
         raise ModelError(f"`model` cannot be copied ({error}); give a module that copy.deepcopy accepts") from error
+
+
+def _checked_logits(out: object, count: int) -> Tensor:
+    if not isinstance(out, Tensor):
+        raise ModelError(f"`model` must return one tensor of logits, got {type(out).__name__}")
+    if out.ndim < 2 or len(out) != count or not out.is_floating_point():
+        raise ModelError(
+            f"`model` must return logits of shape [N, classes, …] with N = {count}, "
+            f"got {out.dtype} of shape {list(out.shape)}"
+        )
+    if out.shape[1] < 2:
+        raise ModelError("`model` returns one logit, whose softmax is always 1: return one for each class")
+    return out

@@ -1,12 +1,13 @@
-"""Every decision about normalisation layers, in one place.
+"""Every decision about normalization layers, in one place.
 
 - The mean of models averages BatchNorm's running statistics like weights (`Moments`).
-- A sample has its statistics measured anew on the server's inputs (`recalibrated`), or keeps the posterior mean's
-  (`averaged`; a Dirichlet sample its own mix), or draws them like weights and mends what no variance can be
-  (`sampled`, the released program).
-- After SWA the statistics belong to none of the averaged points: they are always measured anew.
-- Weight decay does not touch the weights and biases of normalisation layers.
-GroupNorm and LayerNorm keep no statistics, so only the last point concerns them.
+- The statistics of a sample are recomputed on the server's inputs (`recalibrated`), or are those of the posterior's
+  mean (`averaged`; a Dirichlet sample mixes them like weights), or are sampled like weights, with negative variances
+  set to zero (`sampled`, as in the released program).
+- After SWA the statistics fit none of the averaged points, so they are always recomputed.
+- Weight decay is not applied to the weights and biases of normalization layers.
+
+GroupNorm and LayerNorm have no statistics: only the last point concerns them.
 """
 
 import math
@@ -27,19 +28,22 @@ NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def batch_norm_layers(module: nn.Module) -> list[_BatchNorm]:
-    """The layers that keep running statistics which `recalibrate` can measure."""
+    """The BatchNorm layers with running statistics, which `recalibrate` recomputes."""
     return [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
 
 
 def names_without_decay(module: nn.Module) -> set[str]:
-    """Names of the parameters of normalisation layers: weight decay leaves them alone."""
+    """The names of the parameters of normalization layers. Weight decay is not applied to them."""
     layers = [(prefix, m) for prefix, m in module.named_modules() if isinstance(m, NORMS)]
     return {f"{prefix}.{n}" if prefix else n for prefix, m in layers for n, _ in m.named_parameters(recurse=False)}
 
 
 def clamp_variances(state: ModelState, layout: Layout) -> ModelState:
-    """A state whose running variances are not below zero, as those of a Gaussian draw and those of the released
-    form's mean (which lies outside the range of the clients') can be."""
+    """The state with negative running variances set to zero.
+
+    Samples of a Gaussian can have them, and so can the mean of the released form, which is not within the clients'
+    range.
+    """
     buffers = state.buffers.clone()
     for slot in layout.buffers:
         if slot.name.rsplit(".", 1)[-1] == "running_var":
@@ -48,7 +52,7 @@ def clamp_variances(state: ModelState, layout: Layout) -> ModelState:
 
 
 def negative_variance(state: ModelState, layout: Layout) -> str | None:
-    """The name of a running variance with a value below zero, if there is one."""
+    """The name of the first running variance with a negative value, if there is one."""
     for slot in layout.buffers:
         if slot.name.rsplit(".", 1)[-1] == "running_var" and bool((slot.view(state.buffers) < 0).any()):
             return slot.name
@@ -56,17 +60,23 @@ def negative_variance(state: ModelState, layout: Layout) -> str | None:
 
 
 def check_batch(module: nn.Module, size: int) -> None:
-    """BatchNorm cannot measure the spread of a single input."""
+    """Raise a SettingError for a batch of one input, if the module has BatchNorm."""
     if size == 1 and batch_norm_layers(module):
-        raise SettingError("BatchNorm cannot learn from a single input: give more of them, in batches of two or more")
+        raise SettingError("BatchNorm cannot learn from a single input: give two or more, in batches of two or more")
 
 
 @torch.no_grad()
 def recalibrate(runner: ModelRunner, inputs: Inputs) -> None:
-    """Measure the running statistics of the module on the runner anew: their mean over batches of plain inputs.
+    """Recompute the BatchNorm statistics of the runner's module: their mean over batches of plain inputs.
 
-    As torch's `update_bn`, but only BatchNorm is in training mode: dropout is off, as it is when the model is asked
-    later.
+    This is torch's `update_bn`, but only BatchNorm is in training mode. Dropout is off, as in later predictions.
+
+    Args:
+        runner: The runner with a loaded model; its running statistics are changed in place.
+        inputs: At least two inputs. They are not augmented.
+
+    Raises:
+        SettingError: There is only one input.
     """
     layers = batch_norm_layers(runner.module)
     if not layers:
@@ -77,7 +87,7 @@ def recalibrate(runner: ModelRunner, inputs: Inputs) -> None:
     try:
         for layer in layers:
             layer.reset_running_stats()
-            layer.momentum = None  # torch's word for the plain mean of all batches
+            layer.momentum = None  # torch then computes the plain mean of all batches
             layer.train()
         for index in calibration_batches(len(inputs), runner.plan.batch_size):
             runner.logits(inputs.batch(index))
@@ -87,10 +97,10 @@ def recalibrate(runner: ModelRunner, inputs: Inputs) -> None:
 
 
 def calibration_batches(count: int, size: int) -> tuple[Tensor, ...]:
-    """Batches of one size, give or take one, in a mixed order that is always the same.
+    """Split indices into batches of nearly equal sizes, in a fixed random order.
 
-    Each batch has the same say in the mean: a small one at the end would have too much. And inputs often lie sorted by
-    class: the variance within a batch would then lack that between classes.
+    The sizes are nearly equal because each batch counts the same in the mean. The order is random because inputs are
+    often sorted by class, and batches of one class would underestimate the variance.
     """
     parts = max(1, min(math.ceil(count / size), count // 2))
     return torch.randperm(count, generator=generator(0, role="recalibrate")).tensor_split(parts)

@@ -1,7 +1,7 @@
-"""The one optimizer of clients and server: SGD with momentum, by torch's own fused kernel.
+"""The only optimizer of clients and server: SGD with momentum, with torch's fused kernel.
 
-torch.optim.SGD would do the same, but making one imports torch's compiler: two seconds in every process, more than
-a round of a small federation takes.
+torch.optim.SGD computes the same, but creating one imports torch's compiler. That takes two seconds in every process,
+more than a round of a small federation.
 """
 
 import torch
@@ -13,48 +13,55 @@ from fedbe.core.normalization import names_without_decay
 
 
 class SGD:
-    """v ← momentum·v + (g + weight_decay·w);  w ← w − lr·v, with v = 0 at the start.
+    """v ← momentum · v + (g + weight_decay · w);  w ← w − lr · v, with v = 0 at the start.
 
-    Weight decay does not touch normalisation layers. A parameter that the loss does not reach stays as it is.
+    Weight decay is not applied to normalization layers. A parameter without a gradient does not change.
+
+    Args:
+        runner: The runner whose trainable parameters are changed in place.
+        momentum: The factor of the velocity v, from 0 to below 1.
+        weight_decay: The factor of the weights; >= 0.
     """
 
     def __init__(self, runner: ModelRunner, momentum: float, weight_decay: float) -> None:
-        spared = names_without_decay(runner.module)
-        named = runner.trainable()
+        without_decay = names_without_decay(runner.module)
+        trainable = runner.trainable()
         self._momentum = momentum
         self._groups = [
-            _Group([p for n, p in named if n not in spared], weight_decay),
-            _Group([p for n, p in named if n in spared], 0.0),
+            _Group([p for n, p in trainable if n not in without_decay], weight_decay),
+            _Group([p for n, p in trainable if n in without_decay], 0.0),
         ]
 
     def zero_grad(self) -> None:
+        """Drop all gradients."""
         for group in self._groups:
             for parameter in group.parameters:
                 parameter.grad = None
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
+        """Update all parameters that have a gradient, with the step size `lr`."""
         for group in self._groups:
             group.step(lr, self._momentum)
 
 
 class _Group:
+    """Parameters with one weight decay, and their velocities."""
+
     def __init__(self, parameters: list[nn.Parameter], weight_decay: float) -> None:
         self.parameters, self._weight_decay = parameters, weight_decay
-        self._velocity: dict[int, Tensor | None] = {}
+        self._velocities: dict[int, Tensor | None] = {}
 
     def step(self, lr: float, momentum: float) -> None:
-        reached = [(i, p) for i, p in enumerate(self.parameters) if p.grad is not None]
-        if not reached:
+        indices = [i for i, p in enumerate(self.parameters) if p.grad is not None]
+        if not indices:
             return
-        velocity = [self._velocity.get(i) for i, _ in reached]
-        if any(v is not None for v in velocity):
-            # The kernel takes all velocities or none; 0 is what a parameter reached for the first time has.
-            velocity = [torch.zeros_like(p) if v is None else v for v, (_, p) in zip(velocity, reached, strict=True)]
+        parameters: list[Tensor] = [self.parameters[i] for i in indices]
+        velocities = self._velocities_of(indices)
         fused_sgd(
-            [p for _, p in reached],
-            [p.grad for _, p in reached if p.grad is not None],
-            velocity,
+            parameters,
+            [p.grad for p in parameters if p.grad is not None],
+            velocities,
             fused=True,
             weight_decay=self._weight_decay,
             momentum=momentum,
@@ -63,4 +70,13 @@ class _Group:
             nesterov=False,
             maximize=False,
         )
-        self._velocity.update({i: v for (i, _), v in zip(reached, velocity, strict=True)})
+        self._velocities.update(zip(indices, velocities, strict=True))
+
+    def _velocities_of(self, indices: list[int]) -> list[Tensor | None]:
+        """The velocities for the kernel, which takes either all of them or none; it fills in those that are None."""
+        velocities = [self._velocities.get(i) for i in indices]
+        if all(v is None for v in velocities):
+            return velocities
+        return [
+            torch.zeros_like(self.parameters[i]) if v is None else v for i, v in zip(indices, velocities, strict=True)
+        ]

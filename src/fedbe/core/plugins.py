@@ -1,4 +1,4 @@
-"""A user's own model or data, named as module:function."""
+"""Models and data sets of the user, named as module:function."""
 
 import hashlib
 import importlib
@@ -12,31 +12,38 @@ from fedbe.errors import FedBEError
 
 
 def load_function(path: str, error: type[FedBEError]) -> Callable[..., Any]:
-    """The function behind `path`; modules in the current directory are found, as `python -m` finds them."""
+    """Import the function that `path` names as module:function.
+
+    Modules in the current directory can be imported, as with `python -m`.
+
+    Args:
+        path: The module and the function, with a colon between them.
+        error: The class of the error that is raised if there is no such function.
+    """
     module, _, name = path.partition(":")
-    here = os.getcwd()  # noqa: PTH109
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    folder = os.getcwd()  # noqa: PTH109
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
-        found = getattr(importlib.import_module(module), name)
-    except Exception as problem:  # whatever a user's module does when it is imported
+        function = getattr(importlib.import_module(module), name)
+    except Exception as problem:  # a user's module can raise anything when it is imported
         raise error(f"'{path}' must name a function as module:function, but {problem}") from problem
-    if not callable(found):
-        raise error(f"'{path}' must name a function as module:function, but is a {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+    if not callable(function):
+        raise error(f"'{path}' must name a function as module:function, but is a {type(function).__name__}")
+    return function  # type: ignore[no-any-return]
 
 
 def call_function(path: str, error: type[FedBEError], **arguments: Any) -> Any:
-    """What the function behind `path` makes of these; its own failures are told by its name."""
-    made = load_function(path, error)
+    """Call the function that `path` names. An exception in it becomes an `error` that names the function."""
+    function = load_function(path, error)
     try:
-        return made(**arguments)
+        return function(**arguments)
     except Exception as problem:
         raise error(f"'{path}' failed with {type(problem).__name__}: {problem}") from problem
 
 
 def source_digest(path: str) -> str:
-    """A digest of the file that `path`, which has been loaded before, comes from; its name if there is no file."""
+    """A digest of the source file of a function that was loaded before; `path` itself if there is no file."""
     module = sys.modules[path.partition(":")[0]]
     file = getattr(module, "__file__", None)
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else path

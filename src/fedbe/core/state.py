@@ -1,8 +1,8 @@
-"""Model states as flat vectors: the one form in which the whole server computes.
+"""Model states as flat vectors: the one form in which the server computes.
 
-A `Layout` is read off a module once. It packs a `state_dict` into a `ModelState` (one vector of parameters, one of
-floating-point buffers, integer buffers apart) and unpacks it again under the same names. Means, variances,
-momentum and samples are then single operations on vectors, and tensors are matched by name at the door only.
+A `Layout` is made once from a module. It packs a `state_dict` into a `ModelState` and unpacks it under the same names.
+Means, variances, momentum and samples are then single operations on vectors. Tensors are matched by name only when
+they are packed.
 """
 
 import hashlib
@@ -21,9 +21,17 @@ UNSUPPORTED_INTEGERS = (torch.uint16, torch.uint32, torch.uint64)
 
 @dataclass(frozen=True, eq=False)
 class ModelState:
-    """All numbers of one model: params [P] and buffers [B] in the working dtype, counters by name.
+    """All numbers of one model, in flat vectors.
 
-    Counters are integer or boolean buffers (`num_batches_tracked`): they are never averaged into floats.
+    Args:
+        params: All parameters [P], in the working dtype of the layout.
+        buffers: All floating-point buffers [B], in the same dtype.
+        counters: The integer and boolean buffers by name (`num_batches_tracked`). They are never averaged.
+
+    Example:
+        >>> state = Layout(nn.Linear(2, 1)).pack({"weight": torch.tensor([[1.0, 2.0]]), "bias": torch.tensor([3.0])})
+        >>> state.params, state.buffers, state.counters
+        (tensor([1., 2., 3.]), tensor([]), {})
     """
 
     params: Tensor
@@ -31,25 +39,26 @@ class ModelState:
     counters: Mapping[str, Tensor]
 
     def clone(self) -> "ModelState":
-        """The same numbers in memory of their own."""
+        """A copy in new memory."""
         counters = {name: counter.clone() for name, counter in self.counters.items()}
         return ModelState(self.params.clone(), self.buffers.clone(), counters)
 
     def finite(self) -> bool:
-        """Is no parameter or buffer NaN or infinite?"""
+        """Whether no parameter and no buffer is NaN or infinite."""
         return bool(torch.isfinite(self.params).all()) and bool(torch.isfinite(self.buffers).all())
 
-    def digest(self, *more: Tensor) -> str:
-        """SHA-256 of the content: gives updates without a client id an order that arrival cannot change."""
-        h = hashlib.sha256()
-        for tensor in (self.params, self.buffers, *(self.counters[k] for k in sorted(self.counters)), *more):
-            h.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
-        return h.hexdigest()
+    def digest(self, *extras: Tensor) -> str:
+        """SHA-256 of all numbers, and of `extras`. It orders updates without a client id independently of arrival."""
+        counters = (self.counters[name] for name in sorted(self.counters))
+        content = hashlib.sha256()
+        for tensor in (self.params, self.buffers, *counters, *extras):
+            content.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        return content.hexdigest()
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one named tensor lies in a flat vector."""
+    """The position of one named tensor in a flat vector: elements `start` to `stop`."""
 
     name: str
     shape: torch.Size
@@ -58,15 +67,8 @@ class Slot:
     stop: int
 
     def view(self, vector: Tensor) -> Tensor:
+        """The tensor as a view of the vector, in its shape."""
         return vector[self.start : self.stop].view(self.shape)
-
-
-def _slots(tensors: Mapping[str, Tensor]) -> tuple[Slot, ...]:
-    slots, start = [], 0
-    for name, tensor in tensors.items():
-        slots.append(Slot(name, tensor.shape, tensor.dtype, start, start + tensor.numel()))
-        start += tensor.numel()
-    return tuple(slots)
 
 
 class Layout:
@@ -99,20 +101,8 @@ class Layout:
     """
 
     def __init__(self, source: nn.Module | Mapping[str, Tensor]) -> None:
-        if isinstance(source, nn.Module):
-            params: dict[str, Tensor] = dict(source.named_parameters())
-            entries: dict[str, Tensor] = source.state_dict(keep_vars=True)
-            _check_supported(entries, params, "`model`", ModelError)
-        else:
-            entries = dict(source)
-            params = {n: t for n, t in entries.items() if isinstance(t, Tensor) and t.is_floating_point()}
-            _check_supported(entries, params, "the state", StateError)
-        # named_parameters() lists a tied weight once. state_dict() lists it under each of its names, and also the
-        # buffers of a layer that is used twice.
-        canonical: dict[int, str] = {}
-        for name, tensor in (*params.items(), *entries.items()):
-            canonical.setdefault(id(tensor), name)
-        self.aliases = {name: canonical[id(t)] for name, t in entries.items() if canonical[id(t)] != name}
+        entries, params = _entries(source)
+        self.aliases = _aliases(entries, params)
         rest = {n: t for n, t in entries.items() if n not in params and n not in self.aliases}
         self.keys: tuple[str, ...] = tuple(entries)
         self.params = _slots(params)
@@ -128,7 +118,15 @@ class Layout:
         return self.params[-1].stop if self.params else 0
 
     def pack(self, named: Mapping[str, Tensor], what: str = "the state") -> ModelState:
-        """Check keys, shapes and dtypes; copy into flat vectors. The given tensors are not touched."""
+        """Copy a `state_dict` into flat vectors.
+
+        Args:
+            named: Tensors with the keys, shapes and dtypes of this layout. They are not changed.
+            what: How an error message calls `named`.
+
+        Raises:
+            StateError: A key, shape or dtype differs, or the copies of a tied tensor differ.
+        """
         if not isinstance(named, Mapping):
             raise StateError(f"{what} must be a mapping of names to tensors, got {type(named).__name__}")
         self._check_keys(named, what)
@@ -149,7 +147,7 @@ class Layout:
         return state
 
     def check(self, state: ModelState, what: str = "the state") -> None:
-        """Does a packed state fit this layout?"""
+        """Raise a StateError unless a packed state fits this layout."""
         buffers = self.buffers[-1].stop if self.buffers else 0
         _check_tensor(state.params, "params", torch.Size([self.size]), self.dtype, what)
         _check_tensor(state.buffers, "buffers", torch.Size([buffers]), self.dtype, what)
@@ -159,14 +157,14 @@ class Layout:
             _check_tensor(state.counters[name], name, shape, dtype, what)
 
     def unpack(self, state: ModelState) -> dict[str, Tensor]:
-        """Fresh tensors under the module's own names, in its dtypes and order, tied names included."""
+        """A `state_dict` with new tensors: the names, order, shapes and dtypes of the layout, tied names included."""
         named = {n: t.clone() for n, t in state.counters.items()}
         for slots, vector in ((self.params, state.params), (self.buffers, state.buffers)):
             named |= {s.name: s.view(vector).to(s.dtype, copy=True) for s in slots}
         return {name: named[self.aliases.get(name, name)] for name in self.keys}
 
     def pack_params(self, named: Mapping[str, Tensor] | Tensor, what: str) -> Tensor:
-        """A vector [P] of something that has one number for each parameter (SCAFFOLD's control variates)."""
+        """A vector [P] from named tensors with the shapes of the parameters, such as SCAFFOLD's control variates."""
         if isinstance(named, Tensor):
             _check_real(named, what, torch.Size([self.size]))
             return named.detach().to(self.device, self.dtype)
@@ -183,7 +181,7 @@ class Layout:
         return torch.cat(parts)
 
     def unpack_params(self, vector: Tensor) -> dict[str, Tensor]:
-        """The named tensors of a vector [P]; views, no copies."""
+        """The named tensors of a vector [P], as views of it."""
         return {s.name: s.view(vector) for s in self.params}
 
     def _flatten(self, named: Mapping[str, Tensor], slots: Sequence[Slot], what: str) -> Tensor:
@@ -212,7 +210,7 @@ def _check_tied(named: Mapping[str, Tensor], name: str, source: str, what: str) 
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    # NaN compares unequal to itself; the guard names it, so it is not "differs" here.
+    # Two NaNs count as equal here: the guard reports NaN with a better message.
     return a is b or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
@@ -239,6 +237,39 @@ def _check_dense(tensor: object, what: str, shape: torch.Size) -> Tensor:
     if tensor.shape != shape:
         raise StateError(f"{what} must have shape {list(shape)}, got {list(tensor.shape)}")
     return tensor
+
+
+def _entries(source: nn.Module | Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """All entries of a state by name, and the parameters among them, tied ones once."""
+    if isinstance(source, nn.Module):
+        entries, params = source.state_dict(keep_vars=True), dict(source.named_parameters())
+        _check_supported(entries, params, "`model`", ModelError)
+        return entries, params  # type: ignore[return-value]
+    if not isinstance(source, Mapping):
+        raise StateError(f"the state must be a mapping of names to tensors, got {type(source).__name__}")
+    floats = {n: t for n, t in source.items() if isinstance(t, Tensor) and t.is_floating_point()}
+    _check_supported(source, floats, "the state", StateError)
+    return dict(source), floats
+
+
+def _aliases(entries: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> dict[str, str]:
+    """The name of the tied tensor that each further name stands for.
+
+    named_parameters() lists a tied weight once. state_dict() lists it under each of its names, and also the buffers of
+    a layer that is used twice.
+    """
+    canonical: dict[int, str] = {}
+    for name, tensor in (*params.items(), *entries.items()):
+        canonical.setdefault(id(tensor), name)
+    return {name: canonical[id(t)] for name, t in entries.items() if canonical[id(t)] != name}
+
+
+def _slots(tensors: Mapping[str, Tensor]) -> tuple[Slot, ...]:
+    slots, start = [], 0
+    for name, tensor in tensors.items():
+        slots.append(Slot(name, tensor.shape, tensor.dtype, start, start + tensor.numel()))
+        start += tensor.numel()
+    return tuple(slots)
 
 
 def _check_supported(

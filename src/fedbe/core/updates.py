@@ -1,4 +1,4 @@
-"""What a client sends: `ClientUpdate` as the user gives it, `Update` after the guard has let it in."""
+"""The updates of clients: `ClientUpdate` as the user gives it, `Update` after the guard has admitted it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,13 +15,20 @@ MAX_EXAMPLES = 1e15  # with larger weights their sum could overflow
 
 @dataclass(frozen=True, eq=False)
 class ClientUpdate:
-    """One client's reply to one round.
+    """One client's reply in one round.
 
-    state     its trained model: a `state_dict`, or a `ModelState` where the sender already has one
-    examples  |D_i|, how many examples it trained on: its weight
-    client    a stable id, the same in every round; needed by nothing but good for reports and for SCAFFOLD
-    extras    what a rule sends back, by name: SCAFFOLD's {"control": change of the control variate}
-    metrics   numbers for the report, used in no computation
+    Args:
+        state: The trained model: a `state_dict`, or a packed `ModelState`.
+        num_examples: |D_i|, the number of examples that it was trained on; > 0. This is the client's weight.
+        client_id: A stable id, the same in every round. It is optional, and useful in reports.
+        extras: Further tensors of a local rule, by name. SCAFFOLD sends {"control": change of the control variate}.
+        metrics: Numbers for the report. They are not used in any computation.
+
+    Example:
+        >>> from torch import nn
+        >>> update = ClientUpdate(nn.Linear(2, 1).state_dict(), num_examples=100, client_id=7)
+        >>> update.num_examples
+        100
     """
 
     state: Mapping[str, Tensor] | ModelState
@@ -33,7 +40,7 @@ class ClientUpdate:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """An admitted reply: checked, packed, and in an order that does not depend on arrival."""
+    """An admitted update: checked, and with a packed state and packed extras [P]."""
 
     client_id: ClientId
     state: ModelState

@@ -347,11 +347,11 @@ class TestInputs:
     def test_labels_of_other_classes_are_named_when_the_model_answers(self, network, inputs_for, replies):
         module = network("mlp")
         server = FedBE(module, unlabeled=inputs_for("mlp"), labels=torch.full((24,), 9), **QUICK)
-        with pytest.raises(SettingError, match="from 0 to 2, as many as the model's classes"):
+        with pytest.raises(SettingError, match="from 0 to 2"):
             _round(server, module, replies(module))
         assert server.round == 0
         oracle = FedBE(module, unlabeled=inputs_for("mlp"), labels=torch.full((24,), 9), targets="labels", **QUICK)
-        with pytest.raises(SettingError, match="from 0 to 2, as many as the model's classes"):
+        with pytest.raises(SettingError, match="from 0 to 2"):
             _round(oracle, module, replies(module))
 
     @pytest.mark.parametrize(
