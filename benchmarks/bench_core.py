@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from fedbe import Gaussian, ModelState
 from fedbe.algorithms.distillation import DistillSettings, distill
-from fedbe.algorithms.ensemble import Member, local_predictor, vote
+from fedbe.algorithms.vote import Member, local_predictor, vote
 from fedbe.core.inputs import TensorInputs
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.moments import weighted_mean

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedbe.algorithms.ensemble import vote
 from fedbe.algorithms.server.stages import Distill
+from fedbe.algorithms.vote import vote
 from fedbe.analysis.rerun import last_round
 from fedbe.analysis.runs import read_trial
 from fedbe.core.compute import cores
@@ -35,7 +35,7 @@ def main(folder: Path, groups: list[str]) -> None:
             anew = _percent(sim.measure(sim.bench.read()))
             print(f"  with BatchNorm statistics measured anew on the server's images: {anew}", flush=True)
         for members in TEACHERS:
-            voters = sim.teacher(members=members).voters(draft, round)
+            voters = round.members(sim.ensemble(members=members), draft.state)
             outcome = vote(voters, sim.predictor("server"), round.context.labels)
             print(f"  teacher {members:4}{_percent(outcome.metrics)}", flush=True)
         for group in groups:

@@ -29,7 +29,7 @@ def test_importing_the_package_imports_nothing_heavy():
     [
         ("from fedbe import *", {"flwr", "ray", "matplotlib", "plotly", "sklearn", "typer"}),
         (
-            "import fedbe.algorithms.server.api, fedbe.models",
+            "import fedbe.algorithms.api, fedbe.models",
             {"flwr", "ray", "matplotlib", "plotly", "sklearn", "pydantic"},
         ),
     ],

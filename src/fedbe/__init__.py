@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fedbe.algorithms.client.rules import ControlVariate, Prox
-    from fedbe.algorithms.client.training import LocalSettings, train
-    from fedbe.algorithms.server.api import (
+    from fedbe.algorithms.api import (
         FedAvg,
         FedAvgM,
         FedBE,
@@ -23,6 +21,8 @@ if TYPE_CHECKING:
         VDistillation,
         server,
     )
+    from fedbe.algorithms.client.rules import ControlVariate, Prox
+    from fedbe.algorithms.client.training import LocalSettings, train
     from fedbe.core.compute import Plan
     from fedbe.core.metrics import Metrics
     from fedbe.core.moments import Moments
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "fedbe.algorithms.client.rules": ("ControlVariate", "Prox"),
     "fedbe.algorithms.client.training": ("LocalSettings", "train"),
-    "fedbe.algorithms.server.api": (
+    "fedbe.algorithms.api": (
         "FedAvg", "FedAvgM", "FedBE", "FedProx", "OneEnsemble", "Scaffold", "Server", "VDistillation", "server",
     ),
     "fedbe.core.compute": ("Plan",),

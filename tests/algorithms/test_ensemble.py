@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedbe.algorithms.ensemble import Member, local_predictor, parse_members, predict, vote
+from fedbe.algorithms.ensemble import parse_members
+from fedbe.algorithms.vote import Member, local_predictor, predict, vote
 from fedbe.core.compute import Plan
 from fedbe.core.inputs import TensorInputs
 from fedbe.core.model_runner import ModelRunner

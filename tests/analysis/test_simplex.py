@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbe.algorithms.ensemble import predict
+from fedbe.algorithms.vote import predict
 from fedbe.analysis import simplex
 from fedbe.analysis.rerun import rerun_last_round
 from fedbe.analysis.runs import read_run

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from fedbe import ClientUpdate, FedBE, ModelState, OneEnsemble
-from fedbe.algorithms.server.context import Context, Draft, Round, StepInfo
-from fedbe.algorithms.server.teacher import Teacher
+from fedbe.algorithms.ensemble import EnsembleSettings
+from fedbe.algorithms.server.context import Context, Round, StepInfo
 from fedbe.core.compute import Plan
 from fedbe.core.inputs import TensorInputs
 from fedbe.core.model_runner import ModelRunner
@@ -101,7 +101,7 @@ def teach(network, inputs_for, nearby):
         updates = [Update(i, runner.layout.pack(s), 1.0, {}) for i, s in enumerate(nearby(module))]
         context = Context(runner, 0, 1, TensorInputs(inputs_for("mlp-bn")))
         round = Round(updates, previous, context, StepInfo())
-        return runner, updates, list(Teacher(members="S", **settings).voters(Draft(previous, {}), round))
+        return runner, updates, list(round.members(EnsembleSettings(members="S", **settings), previous))
 
     return make
 
@@ -139,9 +139,9 @@ def test_what_kept_members_answer_does_not_depend_on_what_else_is_asked(network,
     server = OneEnsemble(module, unlabeled=inputs_for("mlp-bn"), members="SC", statistics="recalibrated")
     state = server.aggregate(module.state_dict(), replies(module))
     asked = inputs_for("mlp-bn", 9, seed=1)
-    together = server.predict(state, asked)
-    torch.testing.assert_close(server.predict(state, asked[:1]), together[:1])
-    with pytest.raises(SettingError, match="1-Ensemble asks models about inputs that the server owns"):
+    together = server.predict_proba(state, asked)
+    torch.testing.assert_close(server.predict_proba(state, asked[:1]), together[:1])
+    with pytest.raises(SettingError, match="give `unlabeled`"):
         OneEnsemble(module, members="SC", statistics="recalibrated")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedbe.algorithms.ensemble import Member
+from fedbe.algorithms.vote import Member
 from fedbe.core.files import write_atomic
 from fedbe.core.state import ModelState
 from fedbe.errors import RunError

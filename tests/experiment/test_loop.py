@@ -399,12 +399,12 @@ def test_the_ensemble_that_is_watched_is_the_recipe_s_even_if_the_method_has_non
     recipe = load_recipe("swissroll", ["settings.num_samples=7"])
     for name in ("fedavg", "fedbe"):
         sim = Simulation(recipe, recipe.method_for(name), 0, None, None, None)  # type: ignore[arg-type]
-        teacher = sim.teacher(members="S")
-        assert (teacher.posterior, teacher.num_samples, teacher.members) == ("dirichlet", 7, "S")
+        settings = sim.ensemble(members="S")
+        assert (settings.posterior, settings.num_samples, settings.members) == ("dirichlet", 7, "S")
     released = load_recipe("digits", ["variant=released"])
     for name in ("fedavg", "fedbe"):
         sim = Simulation(released, released.method_for(name), 0, None, None, None)  # type: ignore[arg-type]
-        assert (sim.teacher().posterior, sim.teacher().statistics) == ("gaussian-released", "sampled")
+        assert (sim.ensemble().posterior, sim.ensemble().statistics) == ("gaussian-released", "sampled")
 
 
 def test_an_edited_model_of_one_s_own_is_refused(tmp_path: Path, own: Recipe, silent: Any) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from fedbe import Dirichlet
 from fedbe.algorithms.client import LocalSettings, train
-from fedbe.algorithms.ensemble import Member, local_predictor, predict, vote
+from fedbe.algorithms.vote import Member, local_predictor, predict, vote
 from fedbe.core.inputs import TensorInputs
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.moments import weighted_mean

@@ -6,7 +6,7 @@ from flwr.serverapp import Grid, ServerApp
 
 import fedbe.flower
 from digits_app.task import Net, parts, pixels
-from fedbe.algorithms.methods import get
+from fedbe.algorithms.methods import get_method
 
 torch.set_num_threads(1)  # the model is small, and threads would change the last bits
 
@@ -33,7 +33,7 @@ def main(grid: Grid, context: Context) -> None:
         total_clients=clients,
         identify=True,
         folder=config["folder"] or None,
-        **DISTILLATION if "distill_lr" in get(str(config["method"])).settings() else {},
+        **DISTILLATION if "distill_lr" in get_method(str(config["method"])).settings() else {},
     )
 
     def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:

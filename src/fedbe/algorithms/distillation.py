@@ -1,14 +1,14 @@
-"""Distil a vote into one model: pseudo-labels, and SGD or SWA on them (Section 4 of the paper)."""
+"""Distil a vote into one model: sharpened targets, and SGD or SWA on them (Section 4 of the paper)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
-from torch.optim.swa_utils import get_swa_multi_avg_fn
 
-from fedbe.core.inputs import Inputs, batches
+from fedbe.algorithms.swa import SWASchedule, WeightAverage
+from fedbe.core.inputs import Inputs, Unaugmented, batches
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.normalization import check_batch, recalibrate
 from fedbe.core.optim import SGD
@@ -18,23 +18,29 @@ from fedbe.errors import AggregationError, SettingError, nearest
 
 OPTIMIZERS = ("swa", "sgd")
 LOSSES = ("cross_entropy", "kl_over_classes")
+TARGETS = ("ensemble", "labels")
 
 
 @dataclass(frozen=True)
 class DistillSettings:
-    """How the student is trained. The defaults are the paper's; steps are mini-batches.
+    """How the student learns. The defaults are the paper's. A step is one mini-batch.
 
-    optimizer            swa: average of points along a cyclic step size; sgd: constant step size, last point
-    distill_epochs        passes over the server's inputs
-    distill_batch_size         inputs in a mini-batch
-    distill_lr            step size at the start of each SWA cycle, or SGD's constant one
-    distill_lr_min        step size at the end of each SWA cycle
-    swa_cycle_steps      length of a cycle; a point is collected at its end …
-    swa_start_steps      … if that lies after this step
-    distill_momentum      momentum of SGD, also within SWA
-    distill_weight_decay  not on normalisation layers
-    loss                 cross_entropy: −(1/J) Σ_j p̂_j·log p_j; kl_over_classes: the released program's KL, averaged
-                         over examples and classes
+    Attributes:
+        optimizer: swa (the mean of points along a cyclic step size) or sgd (a constant step size, the last point).
+        distill_epochs: passes over the server's inputs.
+        distill_batch_size: inputs in a mini-batch.
+        distill_lr: step size at the beginning of each SWA cycle, or SGD's constant step size.
+        distill_lr_min: step size at the end of each SWA cycle.
+        swa_cycle_steps: length of a cycle. A point is collected at its end …
+        swa_start_steps: … if that is after this step.
+        distill_momentum: momentum of SGD, also within SWA.
+        distill_weight_decay: does not apply to normalisation layers.
+        loss: cross_entropy, −(1/J) Σ_j p̂_j·log p_j; or kl_over_classes, the released program's KL divergence, which is
+            averaged over examples and classes.
+        sharpening: exponent e of the targets, p̂ ∝ p^e.
+        targets: ensemble (the vote) or labels (the server's true labels: the oracle of Table 3).
+        augment: whether inputs are augmented while the student learns. They never are while the members vote.
+        distill_until: the fraction of all rounds, from the first, in which a student learns. Later the average stays.
     """
 
     optimizer: str = "swa"
@@ -47,86 +53,78 @@ class DistillSettings:
     distill_momentum: float = 0.9
     distill_weight_decay: float = 0.0
     loss: str = "cross_entropy"
+    sharpening: float = 2.0
+    targets: str = "ensemble"
+    augment: bool = True
+    distill_until: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise SettingError(f"unknown optimizer '{self.optimizer}': {nearest(self.optimizer, OPTIMIZERS)}")
-        if self.loss not in LOSSES:
-            raise SettingError(f"unknown loss '{self.loss}': {nearest(self.loss, LOSSES)}")
+        for name, options in (("optimizer", OPTIMIZERS), ("loss", LOSSES), ("targets", TARGETS)):
+            if getattr(self, name) not in options:
+                raise SettingError(f"unknown {name} '{getattr(self, name)}': {nearest(getattr(self, name), options)}")
         for name in ("distill_epochs", "distill_batch_size", "swa_cycle_steps"):
             if getattr(self, name) < 1:
                 raise SettingError(f"`{name}` must be >= 1, got {getattr(self, name)}")
-        for name in ("distill_lr", "distill_lr_min"):
+        for name in ("distill_lr", "distill_lr_min", "sharpening"):
             if not getattr(self, name) > 0:
                 raise SettingError(f"`{name}` must be > 0, got {getattr(self, name)}")
+        for name in ("swa_start_steps", "distill_weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise SettingError(f"`{name}` must be >= 0, got {getattr(self, name)}")
         if self.optimizer == "swa" and self.distill_lr_min > self.distill_lr:
             raise SettingError(
                 "`distill_lr_min` must not be above `distill_lr`, "
                 f"got {self.distill_lr_min} and {self.distill_lr}: set both"
             )
-        for name in ("swa_start_steps", "distill_weight_decay"):
-            if not getattr(self, name) >= 0:
-                raise SettingError(f"`{name}` must be >= 0, got {getattr(self, name)}")
         if not 0 <= self.distill_momentum < 1:
             raise SettingError(f"`distill_momentum` must be in [0, 1), got {self.distill_momentum}")
+        if not 0 <= self.distill_until <= 1:
+            raise SettingError(f"`distill_until` must be from 0 to 1, got {self.distill_until}")
 
+    def is_active(self, round: int, rounds: int | None) -> bool:
+        """Whether a student learns in this round.
 
-@dataclass(frozen=True)
-class Schedule:
-    """The step size of each step i = 1, 2, … and the steps after which a point is collected.
+        Args:
+            round: the number of the round, from 1.
+            rounds: how many rounds there will be. It may be None if `distill_until` is 1.
 
-    SWA (Izmailov et al.): lr(i) = (1 − t) lr_max + t lr_min with t = ((i − 1) mod c + 1)/c; a point is collected
-    at each end of a cycle (i mod c = 0) with i > start. SGD: lr(i) = lr_max, only the last point counts.
-    """
+        Example:
+            >>> [r for r in range(1, 41) if DistillSettings(distill_until=0.3).is_active(r, 40)][-1]
+            12
+        """
+        if self.distill_until == 1:
+            return True
+        if rounds is None:
+            raise SettingError("`distill_until` needs to know how many rounds there will be: give `rounds`")
+        # 0.3 · R in floating point can fall on the wrong side of a round.
+        return round - 1 < self.distill_until * rounds - 1e-9
 
-    lr: float
-    lr_min: float
-    cycle: int
-    start: int
-    swa: bool
-
-    def step_size(self, i: int) -> float:
-        if not self.swa:
-            return self.lr
-        t = ((i - 1) % self.cycle + 1) / self.cycle
-        return (1 - t) * self.lr + t * self.lr_min
-
-    def collects(self, i: int) -> bool:
-        return self.swa and i % self.cycle == 0 and i > self.start
-
-
-def schedule(settings: DistillSettings, total_steps: int) -> Schedule:
-    """The schedule for a distillation of `total_steps`.
-
-    Where the server has so few inputs that not one cycle ends after `swa_start_steps`, SWA would do nothing: then
-    the schedule shrinks to the paper's proportions (its 10,000 images make 1,580 steps: start after a sixth of
-    them, about sixty cycles), with cycles of at least 5 steps.
-
-    >>> s = schedule(DistillSettings(), 60)
-    >>> s.start, s.cycle
-    (10, 5)
-    """
-    cycle, start = settings.swa_cycle_steps, settings.swa_start_steps
-    swa = settings.optimizer == "swa"
-    if swa and (total_steps // cycle) * cycle <= start:
-        cycle = min(cycle, max(5, total_steps // 60), total_steps)
-        start = min(total_steps // 6, total_steps // cycle * cycle - 1)
-    return Schedule(settings.distill_lr, settings.distill_lr_min, cycle, start, swa)
+    def swa_schedule(self, total_steps: int) -> SWASchedule | None:
+        """The SWA schedule for a distillation of `total_steps`; None for plain SGD."""
+        if self.optimizer == "sgd":
+            return None
+        schedule = SWASchedule(self.distill_lr, self.distill_lr_min, self.swa_cycle_steps, self.swa_start_steps)
+        return schedule.fitted(total_steps)
 
 
 def sharpen(probabilities: Tensor, exponent: float = 2.0) -> Tensor:
-    """p̂[c] = p[c]^e / Σ_c' p[c']^e over dimension 1; e = 1 changes nothing.
+    """p̂[c] = p[c]^e / Σ_c' p[c']^e.
 
-    >>> sharpen(torch.tensor([[0.75, 0.25]]))
-    tensor([[0.9000, 0.1000]])
+    Args:
+        probabilities: [J, classes, …]; classes are in dimension 1.
+        exponent: e. With 1 nothing changes; with more the largest probability grows.
+
+    Example:
+        >>> sharpen(torch.tensor([[0.75, 0.25]]))
+        tensor([[0.9000, 0.1000]])
     """
-    # The largest is scaled to 1 first: with many classes a high power of all of them could vanish.
+    # Scale the largest to 1 first: with many classes a high power of all of them could underflow to 0.
     powered = (probabilities / probabilities.amax(1, keepdim=True)) ** exponent
     return powered / powered.sum(1, keepdim=True)
 
 
 def loss_function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """(logits, target probabilities) -> the scalar that is minimised."""
+    """(logits, target probabilities) -> the scalar that is minimised. `name` is one of `LOSSES`."""
     if name == "cross_entropy":
         return functional.cross_entropy
     # Not reduction="mean": torch warns that this is not the mathematical KL, which is the point of this variant.
@@ -143,57 +141,58 @@ def distill(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> ModelState:
-    """Train the model `start` to predict `targets` [J, classes, …] (or class labels [J, …]) on the inputs.
+    """Train the model `start` to predict the targets.
 
-    Returns the last SGD point, or the mean of the collected SWA points with BatchNorm statistics measured anew.
+    Args:
+        runner: runs the model.
+        start: the student before it learns, in FedBE the average.
+        inputs: the server's J inputs.
+        targets: probabilities [J, classes, …], or class labels [J, …].
+        settings: how the student learns.
+        generator: all random numbers follow from it (order of inputs, augmentation, dropout).
+        progress: called with (steps done, all steps).
+
+    Returns:
+        The last SGD point, or the mean of the SWA points with BatchNorm statistics recomputed on the inputs.
+
+    Raises:
+        AggregationError: if the student's weights are not finite.
     """
     check_batch(runner.module, min(len(inputs), settings.distill_batch_size))
     runner.load(start)
     runner.module.train()
-    parameters = [p for _, p in runner.trainable()]
     steps = sum(1 for _ in batches(len(inputs), settings.distill_batch_size)) * settings.distill_epochs
-    plan = schedule(settings, steps)
+    swa = settings.swa_schedule(steps)
+    average = WeightAverage([p for _, p in runner.trainable()])
     optimizer = SGD(runner, settings.distill_momentum, settings.distill_weight_decay)
     loss_of = loss_function(settings.loss) if targets.is_floating_point() else functional.cross_entropy
     targets = targets.to(runner.device)
-    average: list[Tensor] = []
-    collected = 0
+    learning_inputs = inputs if settings.augment else Unaugmented(inputs)
     with global_rng(generator):
-        for i, index in enumerate(_epochs(len(inputs), settings, generator), start=1):
+        for i, index in enumerate(_shuffled_batches(len(inputs), settings, generator), start=1):
             optimizer.zero_grad()
-            loss = loss_of(runner.logits(inputs.batch(index, generator)), targets[index.to(runner.device)])
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step(plan.step_size(i))
-            if plan.collects(i):
-                average, collected = _collect(average, parameters, collected)
+            logits = runner.logits(learning_inputs.batch(index, generator))
+            loss_of(logits, targets[index.to(runner.device)]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step(settings.distill_lr if swa is None else swa.step_size(i))
+            if swa is not None and swa.collects(i):
+                average.collect()
             if progress is not None:
                 progress(i, steps)
-    if collected:
-        _put(parameters, average)
+    if average.count:
+        average.apply_()
         recalibrate(runner, inputs)
-    student = runner.read()
+    return _checked_student(runner.read(), settings)
+
+
+def _shuffled_batches(count: int, settings: DistillSettings, generator: torch.Generator) -> Iterator[Tensor]:
+    for _ in range(settings.distill_epochs):
+        yield from batches(count, settings.distill_batch_size, torch.randperm(count, generator=generator))
+
+
+def _checked_student(student: ModelState, settings: DistillSettings) -> ModelState:
     if not student.finite():
         raise AggregationError(
             "distillation diverged to values that are not finite: lower `distill_lr` "
             f"(now {settings.distill_lr}); the global model is unchanged"
         )
     return student
-
-
-def _epochs(count: int, settings: DistillSettings, generator: torch.Generator) -> Iterator[Tensor]:
-    for _ in range(settings.distill_epochs):
-        yield from batches(count, settings.distill_batch_size, torch.randperm(count, generator=generator))
-
-
-@torch.no_grad()
-def _collect(average: list[Tensor], now: list[nn.Parameter], collected: int) -> tuple[list[Tensor], int]:
-    if not collected:
-        return [p.detach().clone() for p in now], 1
-    get_swa_multi_avg_fn()(average, now, collected)  # type: ignore[no-untyped-call]
-    return average, collected + 1
-
-
-@torch.no_grad()
-def _put(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.copy_(value)

@@ -1,60 +1,35 @@
-"""The vote of many models: Eq. 4, p(y|x) ≈ (1/M) Σ_m p(y|x; w_m), member by member, in constant memory."""
+"""Who votes: samples of a posterior, the average and the clients' models.
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+Three steps, each a function: `fit_posterior`, `sample_models`, `list_members`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import nn
 
-from fedbe.core.inputs import Inputs, batches
-from fedbe.core.metrics import Metrics, compute_metrics, confidence
+from fedbe.algorithms.vote import Member, get_vote_rule
+from fedbe.core.inputs import Inputs
 from fedbe.core.model_runner import ModelRunner
-from fedbe.core.state import ModelState
-from fedbe.errors import AggregationError, SettingError
+from fedbe.core.normalization import STATISTICS, batch_norm_layers, clamp_variances, recalibrate
+from fedbe.core.state import Layout, ModelState
+from fedbe.core.updates import ClientId, Update
+from fedbe.errors import SettingError, nearest
+from fedbe.posterior import Posterior, PosteriorSettings, get_posterior
 
 MEMBER_KINDS = {"S": "samples of the posterior", "A": "the average", "C": "the clients"}
 
 
-@dataclass(frozen=True, eq=False)
-class Member:
-    """One voter: `name` says what it is (sample 1, average, client 3)."""
-
-    name: str
-    state: ModelState
-
-
-# How members become probabilities [J, classes, …], in the order of the members. The simulator hands in one that
-# asks its worker processes; the default asks the module on the runner.
-Predictor = Callable[[Iterable[Member]], Iterator[Tensor]]
-
-
-@dataclass(frozen=True)
-class MemberReport:
-    name: str
-    confidence: float
-    metrics: Metrics | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Vote:
-    """The mean probabilities [J, classes, …] and what is known about those who voted.
-
-    disagreement: how often two members, drawn at random, name different classes (None for a single member).
-    left_out: names of members whose predictions were not finite.
-    """
-
-    probabilities: Tensor
-    members: tuple[MemberReport, ...]
-    disagreement: float | None
-    metrics: Metrics | None = None
-    left_out: tuple[str, ...] = ()
-
-
 def parse_members(letters: str) -> frozenset[str]:
-    """The kinds in a word like "SAC".
+    """The kinds of members in a word such as "SAC".
 
-    >>> sorted(parse_members("SC"))
-    ['C', 'S']
+    Raises:
+        SettingError: for an empty word, another letter, or a letter that is there twice.
+
+    Example:
+        >>> sorted(parse_members("SC"))
+        ['C', 'S']
     """
     kinds = frozenset(letters)
     if not kinds or len(kinds) != len(letters) or kinds - MEMBER_KINDS.keys():
@@ -65,68 +40,116 @@ def parse_members(letters: str) -> frozenset[str]:
     return kinds
 
 
-@torch.no_grad()
-def predict(runner: ModelRunner, state: ModelState, inputs: Inputs) -> Tensor:
-    """Probabilities [J, classes, …] of one model, in evaluation mode, on plain inputs."""
-    runner.load(state)
-    runner.module.eval()
-    probabilities: Tensor | None = None
-    for index in batches(len(inputs), runner.plan.batch_size):
-        part = runner.logits(inputs.batch(index)).softmax(1)
-        if probabilities is None:
-            probabilities = part.new_empty((len(inputs), *part.shape[1:]))
-        probabilities[index[0] : index[-1] + 1] = part
-    assert probabilities is not None, "inputs are checked at the door to be at least one"
-    return probabilities
+@dataclass(frozen=True)
+class EnsembleSettings:
+    """Who votes, and how the votes are combined.
 
-
-def local_predictor(runner: ModelRunner, inputs: Inputs) -> Predictor:
-    """The predictor of this process: every member on the same runner, one after the other."""
-
-    def run(members: Iterable[Member]) -> Iterator[Tensor]:
-        for member in members:
-            yield predict(runner, member.state, inputs)
-
-    return run
-
-
-def vote(members: Iterable[Member], predictor: Predictor, labels: Tensor | None = None) -> Vote:
-    """Average the members' probabilities; labels, if there are any, are for the report only.
-
-    A member whose predictions are not finite cannot vote: it is left out, by name.
-    Disagreement is 1 − mean_j Σ_c v_jc (v_jc − 1) / (M (M − 1)), with v_jc the members that name class c.
+    Attributes:
+        members: one or more of S (samples), A (the average that the student starts from) and C (the clients).
+        num_samples: M, how many models are sampled.
+        posterior: gaussian (Eq. 5), gaussian-released (the authors' program) or dirichlet (Eq. 7).
+        scale: multiplies the Gaussian's standard deviation.
+        alpha: the Dirichlet's parameter, one number for all clients or one for each client id.
+        statistics: BatchNorm statistics of samples: recalibrated, averaged or sampled (see `core.normalization`).
+        vote: the rule that combines the members' probabilities (`VOTE_RULES`).
     """
-    reports: list[MemberReport] = []
-    names: list[str] = []
-    left_out: list[str] = []
-    total: Tensor | None = None
-    votes: Tensor | None = None
 
-    def noted() -> Iterator[Member]:
-        for member in members:
-            names.append(member.name)
-            yield member
+    members: str = "SAC"
+    num_samples: int = 10
+    posterior: str = "gaussian"
+    scale: float = 1.0
+    alpha: float | Mapping[ClientId, float] = 1.0
+    statistics: str = "recalibrated"
+    vote: str = "mean"
 
-    for position, part in enumerate(predictor(noted())):
-        name = names[position]
-        if not bool(torch.isfinite(part).all()):
-            left_out.append(name)
+    def __post_init__(self) -> None:
+        kinds = parse_members(self.members)
+        get_posterior(self.posterior)
+        if self.statistics not in STATISTICS:
+            raise SettingError(f"unknown statistics '{self.statistics}': {nearest(self.statistics, STATISTICS)}")
+        if "S" in kinds and self.num_samples < 1:
+            raise SettingError(f"`num_samples` must be >= 1 when members include S, got {self.num_samples}")
+        get_vote_rule(self.vote)
+        _ = self.posterior_settings  # checks scale and alpha
+
+    @property
+    def posterior_settings(self) -> PosteriorSettings:
+        """What every posterior is fitted with."""
+        return PosteriorSettings(self.scale, self.alpha, sample_buffers=self.statistics == "sampled")
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether sampled models vote."""
+        return "S" in self.members
+
+    def needs_unlabeled(self, module: nn.Module) -> bool:
+        """Whether making the members of such a model needs the server's inputs (to recalibrate BatchNorm)."""
+        return self.has_samples and self.recalibrates(module)
+
+    def recalibrates(self, module: nn.Module) -> bool:
+        """Whether the BatchNorm statistics of samples are recomputed on the server's inputs."""
+        return self.statistics == "recalibrated" and bool(batch_norm_layers(module))
+
+    def samples_like(self, other: "EnsembleSettings") -> bool:
+        """Whether both settings draw the same models from one round's updates."""
+        return replace(self, members="S", vote="mean") == replace(other, members="S", vote="mean")
+
+    def count(self, num_clients: int) -> int:
+        """How many members vote when `num_clients` clients took part.
+
+        Example:
+            >>> EnsembleSettings(members="SA", num_samples=5).count(10)
+            6
+        """
+        sizes = {"S": self.num_samples, "A": 1, "C": num_clients}
+        return sum(sizes[kind] for kind in self.members)
+
+
+def fit_posterior(
+    settings: EnsembleSettings, updates: Sequence[Update], previous: ModelState, layout: Layout
+) -> Posterior:
+    """p(w | D), fitted to the models that the clients sent in this round.
+
+    Args:
+        settings: names the posterior and holds its parameters.
+        updates: the admitted updates.
+        previous: the global model that the clients started from.
+        layout: the names and shapes of the model's tensors.
+    """
+    posterior = get_posterior(settings.posterior)
+    return posterior.fit_round(updates, previous=previous, layout=layout, settings=settings.posterior_settings)
+
+
+def sample_models(
+    settings: EnsembleSettings,
+    posterior: Posterior,
+    runner: ModelRunner,
+    inputs: Inputs | None,
+    generator: torch.Generator,
+) -> Iterator[ModelState]:
+    """M models drawn from the posterior, one at a time, with valid BatchNorm statistics.
+
+    `inputs` are the server's inputs. They are used only where statistics are recalibrated.
+    """
+    recalibrates = settings.recalibrates(runner.module)
+    for state in posterior.sample_states(settings.num_samples, generator):
+        if not recalibrates:
+            yield clamp_variances(state, runner.layout)
             continue
-        if total is None or votes is None:
-            total, votes = torch.zeros_like(part), torch.zeros_like(part, dtype=torch.int16)
-        total += part
-        votes.scatter_add_(1, part.argmax(1, keepdim=True), torch.ones_like(votes[:, :1]))
-        judged = None if labels is None else compute_metrics(part, labels)
-        reports.append(MemberReport(name, confidence(part), judged))
-    if total is None or votes is None:
-        raise AggregationError("no member of the ensemble gave finite predictions: the global model is unchanged")
-    count = len(reports)
-    mean = total.div_(count)
-    agreement = (votes.double() * (votes - 1)).sum(1).mean() / (count * (count - 1)) if count > 1 else None
-    return Vote(
-        probabilities=mean,
-        members=tuple(reports),
-        disagreement=None if agreement is None else 1.0 - float(agreement),
-        metrics=None if labels is None else compute_metrics(mean, labels),
-        left_out=tuple(left_out),
-    )
+        assert inputs is not None, "`needs_unlabeled` is checked before a round begins"
+        runner.load(state)
+        recalibrate(runner, inputs)
+        yield runner.read()
+
+
+def list_members(
+    settings: EnsembleSettings, samples: Iterable[ModelState], average: ModelState, updates: Sequence[Update]
+) -> Iterator[Member]:
+    """The members in a fixed order: samples, average, clients. Samples are drawn one at a time."""
+    if "S" in settings.members:
+        for i, state in enumerate(samples, start=1):
+            yield Member(f"sample {i}", state)
+    if "A" in settings.members:
+        yield Member("average", average)
+    if "C" in settings.members:
+        yield from (Member(f"client {update.client_id}", update.state) for update in updates)

@@ -1,57 +1,95 @@
-"""The catalogue: every method is one row of data. A new one is a new row and at most one small rule or stage."""
+"""The catalogue: every method is one row of data.
+
+A new method is a new row and at most one small rule, transform or stage.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
 from torch import nn
 
 from fedbe.algorithms.client.rules import ControlVariate, LocalRule, Prox
+from fedbe.algorithms.distillation import DistillSettings
+from fedbe.algorithms.ensemble import EnsembleSettings
 from fedbe.algorithms.server.stages import ControlUpdate, Distill, KeepMembers, Mean, Momentum, Stage
-from fedbe.algorithms.server.teacher import Teacher
+from fedbe.algorithms.server.transforms import Transform
+from fedbe.algorithms.vote import VoteRule, get_vote_rule
 from fedbe.errors import SettingError, nearest
 
 
 @dataclass(frozen=True)
 class Method:
-    """rules run at the clients, stages at the server; extras are what the rules send back.
+    """A federated learning method as data: what clients do, then what the server does.
 
-    one_round: the method is defined for a single round of communication.
+    Attributes:
+        name: the name in recipes and on the command line.
+        title: the name in tables and charts.
+        summary: one line for `fedbe methods`.
+        rules: hooks into the clients' training.
+        transforms: run at the server on the admitted updates, before the stages.
+        stages: run at the server, in order.
+        extras: names of what the rules send back next to the model.
+        one_round: whether the method is defined for a single round of communication.
     """
 
     name: str
     title: str
     summary: str
-    rules: tuple[LocalRule, ...]
-    stages: tuple[Stage, ...]
+    rules: tuple[LocalRule, ...] = ()
+    stages: tuple[Stage, ...] = (Mean(),)
+    transforms: tuple[Transform, ...] = ()
     extras: tuple[str, ...] = ()
     one_round: bool = False
 
     def needs_unlabeled(self, module: nn.Module) -> bool:
-        """Whether the server of such a model must own inputs."""
-        return any(isinstance(stage, Teacher) and stage.needs_unlabeled(module) for stage in self.stages)
+        """Whether the server of such a model must own unlabeled inputs."""
+        return any(stage.needs_unlabeled(module) for stage in self.stages)
 
     @property
     def needs_rounds(self) -> bool:
-        return any(isinstance(stage, Distill) and stage.distill_until < 1 for stage in self.stages)
+        """Whether the server must know how many rounds there will be."""
+        return any(stage.needs_rounds for stage in self.stages)
+
+    @property
+    def replaces_model(self) -> bool:
+        """Whether the average becomes something else: a student, or a vote of kept members."""
+        return any(stage.replaces_model for stage in self.stages)
+
+    @property
+    def result(self) -> str:
+        """What a round ends with: "average", "model", "student" or "kept members' vote"."""
+        return [stage.result for stage in self.stages if stage.result is not None][-1]
+
+    @property
+    def vote_rule(self) -> VoteRule:
+        """How this method combines the predictions of members."""
+        return get_vote_rule(self.settings().get("vote", "mean"))
 
     def settings(self) -> dict[str, Any]:
-        """Every setting of the method's rules and stages, with its value."""
-        parts = (*self.rules, *self.stages)
-        return {f.name: getattr(part, f.name) for part in parts for f in fields(part)}  # type: ignore[arg-type]
+        """Every setting of the method's rules, transforms and stages, with its value.
+
+        Example:
+            >>> get_method("fedavgm").settings()
+            {'beta': 0.9, 'momentum_form': 'heavy-ball'}
+        """
+        return {f.name: value for part in self._parts() for f, value in _settings_of(part)}
 
     def free_settings(self) -> set[str]:
-        """The settings that do not make the method what it is: those at the default of their rule or stage."""
-        parts = (*self.rules, *self.stages)
-        return {f.name for part in parts for f in fields(part) if getattr(part, f.name) == f.default}  # type: ignore[arg-type]
+        """The settings that do not define the method: those at the default of their rule, transform or stage."""
+        return {f.name for part in self._parts() for f, value in _settings_of(part) if value == f.default}
 
     def with_settings(self, settings: Mapping[str, Any]) -> "Method":
-        """The same method with other values: each goes to the rule or stage that has a setting of that name.
+        """The same method with other values. Each goes to the rule, transform or stage with a setting of that name.
 
-        >>> get("fedprox").with_settings({"proximal_mu": 0.1}).rules
-        (Prox(proximal_mu=0.1, prox_form='squared'),)
+        Raises:
+            SettingError: for an unknown name or a value that cannot work.
+
+        Example:
+            >>> get_method("fedprox").with_settings({"proximal_mu": 0.1}).rules
+            (Prox(proximal_mu=0.1, prox_form='squared'),)
         """
         known = self.settings()
         for name, value in settings.items():
@@ -62,12 +100,37 @@ class Method:
         return replace(
             self,
             rules=tuple(_with(part, settings) for part in self.rules),
+            transforms=tuple(_with(part, settings) for part in self.transforms),
             stages=tuple(_with(part, settings) for part in self.stages),
         )
 
+    def _parts(self) -> tuple[Any, ...]:
+        return (*self.rules, *self.transforms, *self.stages)
+
+
+def _settings_of(part: Any) -> Iterator[tuple[Field[Any], Any]]:
+    """The fields of a part with their values. A field that holds settings of its own stands for these."""
+    for f in fields(part):
+        value = getattr(part, f.name)
+        if is_dataclass(value):
+            yield from _settings_of(value)
+        else:
+            yield f, value
+
+
+def _with(part: Any, settings: Mapping[str, Any]) -> Any:
+    changes = {}
+    for f in fields(part):
+        value = getattr(part, f.name)
+        if is_dataclass(value):
+            changes[f.name] = _with(value, settings)
+        elif f.name in settings:
+            changes[f.name] = settings[f.name]
+    return replace(part, **changes) if changes else part
+
 
 def check_kind(name: str, default: Any, value: Any) -> None:
-    """A value must be of the kind of the one that it replaces; `alpha` may also be a mapping."""
+    """Refuse a value that is not of the kind of the one that it replaces; `alpha` may also be a mapping."""
     kind: Any
     if isinstance(default, bool | str):
         kind, what = type(default), "true or false" if isinstance(default, bool) else "a word"
@@ -81,19 +144,16 @@ def check_kind(name: str, default: Any, value: Any) -> None:
         raise SettingError(f"`{name}` must be a finite number, got {value}")
 
 
-def _with(part: Any, settings: Mapping[str, Any]) -> Any:
-    mine = {f.name: settings[f.name] for f in fields(part) if f.name in settings}
-    return replace(part, **mine) if mine else part
-
-
+_CLIENTS_VOTE = EnsembleSettings(members="C")
+_PLAIN_SGD = DistillSettings(optimizer="sgd")
 _SCAFFOLD: dict[str, Any] = {"rules": (ControlVariate(),), "extras": ("control",)}
 
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
-        Method("fedavg", "FedAvg", "the weighted average of the clients' weights", (), (Mean(),)),
-        Method("fedavgm", "FedAvgM", "FedAvg with momentum at the server", (), (Mean(), Momentum())),
-        Method("fedprox", "FedProx", "FedAvg whose clients are held near the global model", (Prox(),), (Mean(),)),
+        Method("fedavg", "FedAvg", "the weighted average of the clients' weights"),
+        Method("fedavgm", "FedAvgM", "FedAvg with momentum at the server", stages=(Mean(), Momentum())),
+        Method("fedprox", "FedProx", "FedAvg whose clients are held near the global model", rules=(Prox(),)),
         Method(
             "scaffold",
             "SCAFFOLD",
@@ -105,38 +165,39 @@ METHODS: dict[str, Method] = {
             "v-distillation",
             "v-Distillation",
             "the clients vote; their average learns the vote by SGD",
-            (),
-            (Mean(), Distill(members="C", optimizer="sgd")),
+            stages=(Mean(), Distill(_CLIENTS_VOTE, _PLAIN_SGD)),
         ),
         Method(
             "1-ensemble",
             "1-Ensemble",
             "one round of long local training; the clients' vote is the prediction, no single model",
-            (),
-            (Mean(), KeepMembers(members="C")),
+            stages=(Mean(), KeepMembers(_CLIENTS_VOTE)),
             one_round=True,
         ),
         Method(
             "fedbe",
             "FedBE",
             "sampled models, average and clients vote; the average learns the vote by SWA",
-            (),
-            (Mean(), Distill()),
+            stages=(Mean(), Distill()),
         ),
         Method(
             "fedbe-sgd",
             "FedBE (w/o SWA)",
             "FedBE with plain SGD in the distillation",
-            (),
-            (Mean(), Distill(optimizer="sgd")),
+            stages=(Mean(), Distill(distillation=_PLAIN_SGD)),
         ),
-        Method("fedbe+fedprox", "FedBE + FedProx", "FedBE with FedProx's clients", (Prox(),), (Mean(), Distill())),
+        Method(
+            "fedbe+fedprox",
+            "FedBE + FedProx",
+            "FedBE with FedProx's clients",
+            rules=(Prox(),),
+            stages=(Mean(), Distill()),
+        ),
         Method(
             "fedbe+fedavgm",
             "FedBE + FedAvgM",
             "FedBE that starts from the average with server momentum",
-            (),
-            (Mean(), Momentum(), Distill()),
+            stages=(Mean(), Momentum(), Distill()),
         ),
         Method(
             "fedbe+scaffold",
@@ -148,11 +209,11 @@ METHODS: dict[str, Method] = {
     )
 }
 
-# Named sets of settings (see docs/variants.md). A method takes those that it has and that its row leaves as they are:
-# v-Distillation is a vote of the clients in every variant.
+# Named sets of settings (see docs/variants.md). A method takes those that it has and that its row leaves at the
+# default: v-Distillation is a vote of the clients in every variant.
 #   released  the authors' program, where it differs from their text
-#   tuned     what we found better on CIFAR-10: the clients are not outvoted by near copies of their average, and the
-#             student follows them in large steps, but only while the clients' own steps are large
+#   tuned     better on CIFAR-10: near copies of the average do not outvote the clients, and the student follows them in
+#             large steps, but only while the clients' own steps are large
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
     "released": {
@@ -174,8 +235,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def get(name: str, variant: str = "paper", **settings: Any) -> Method:
-    """The method of that name in a variant (paper, released, tuned); single settings win over the variant."""
+def get_method(name: str, variant: str = "paper", **settings: Any) -> Method:
+    """The method of that name, with the settings of a variant. Single settings win over the variant.
+
+    Args:
+        name: a row of `METHODS`.
+        variant: paper, released or tuned.
+        **settings: values for single settings.
+
+    Raises:
+        SettingError: for an unknown name, variant or setting.
+    """
     if name not in METHODS:
         raise SettingError(f"unknown method '{name}': {nearest(name, METHODS)}")
     if variant not in VARIANTS:

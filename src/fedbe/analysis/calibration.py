@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbe.algorithms.ensemble import Member
+from fedbe.algorithms.vote import Member
 from fedbe.analysis.rerun import Rerun, rerun_last_round
 from fedbe.analysis.runs import Run
 from fedbe.core.metrics import compute_metrics
@@ -27,8 +27,8 @@ def measure(run: Run, pool: ProcessPool) -> dict[str, Any]:
         For each group: `accuracy`, `confidence`, `confidence when wrong` and `ECE` (means over its models) and `bins`.
     """
     rerun = rerun_last_round(run, pool)
-    sampling = rerun.sim.teacher(members="S", num_samples=len(rerun.round.updates))
-    samples = sampling.voters(rerun.draft, rerun.round)
+    sampling = rerun.sim.ensemble(members="S", num_samples=len(rerun.round.updates))
+    samples = rerun.round.members(sampling, rerun.draft.state)
     return {"clients": _group(rerun, rerun.clients()), "samples": _group(rerun, samples)}
 
 

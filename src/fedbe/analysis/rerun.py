@@ -12,9 +12,9 @@ from typing import cast
 
 import torch
 
-from fedbe.algorithms.ensemble import Member
 from fedbe.algorithms.server.context import Draft, Round
-from fedbe.algorithms.server.stages import Mean
+from fedbe.algorithms.server.stages import Mean, Stage
+from fedbe.algorithms.vote import Member
 from fedbe.analysis.data import load_task
 from fedbe.analysis.runs import Run
 from fedbe.core.compute import Plan
@@ -84,7 +84,7 @@ class _Here:
             yield outcome
 
 
-class _Capture:
+class _Capture(Stage):
     """A stage that changes nothing and keeps its arguments."""
 
     seen: tuple[Draft, Round]

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from fedbe.algorithms.methods import METHODS, Method
-from fedbe.algorithms.server.stages import Distill, KeepMembers, Momentum
+from fedbe.algorithms.methods import METHODS
 from fedbe.errors import FedBEError, RunError
 from fedbe.experiment import comparison, run_folder
 from fedbe.experiment.recipe import Recipe
@@ -113,15 +112,7 @@ def read_run(folder: Path) -> Run:
     info, recipe = run_folder.read_info(folder), run_folder.read_recipe(folder)
     method = recipe.method_for(info.method)
     records = tuple(run_folder.read_rounds(folder))
-    return Run(folder, recipe, info, records, method.title, recipe.rounds(method), _ends_as(method))
-
-
-def _ends_as(method: Method) -> str:
-    if any(isinstance(stage, Distill) and stage.distill_until == 1 for stage in method.stages):
-        return "student"
-    if any(isinstance(stage, KeepMembers) for stage in method.stages):
-        return "kept members' vote"
-    return "model" if any(isinstance(stage, Momentum | Distill) for stage in method.stages) else "average"
+    return Run(folder, recipe, info, records, method.title, recipe.rounds(method), method.result)
 
 
 def read_groups(folders: Iterable[Path]) -> list[RunGroup]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedbe.algorithms.ensemble import predict
+from fedbe.algorithms.vote import mean_vote, predict
 from fedbe.analysis.rerun import Rerun, one_thread, rerun_last_round
 from fedbe.analysis.runs import Run
 from fedbe.core import random
@@ -63,8 +63,8 @@ def measure(run: Run, pool: ProcessPool) -> dict[str, Any]:
     """
     rerun = rerun_last_round(run, pool)
     samples = sample(rerun)
-    gaussian = rerun.sim.teacher(members="S", num_samples=SAMPLES, posterior="gaussian")
-    states = (member.state for member in gaussian.voters(rerun.draft, rerun.round))
+    gaussian = rerun.sim.ensemble(members="S", num_samples=SAMPLES, posterior="gaussian")
+    states = (member.state for member in rerun.round.members(gaussian, rerun.draft.state))
     return {
         "picture": asdict(samples),
         "dirichlet": _numbers(samples, samples.judged),
@@ -93,7 +93,7 @@ def sample(rerun: Rerun) -> SimplexSamples:
     updates, seed = rerun.round.updates, rerun.run.info.seed
     if len(updates) != 3:
         raise RunError(f"{len(updates)} clients took part in the last round, not three")
-    posterior = Dirichlet.fit(updates, alpha=rerun.sim.teacher().alpha)
+    posterior = Dirichlet.fit(updates, alpha=rerun.sim.ensemble().alpha)
     draw = random.numpy_generator(random.generator(seed, len(rerun.run.records), "triangle"))
     gammas = draw.dirichlet(posterior.alpha, SAMPLES)
     client_accuracies = judge(rerun, (u.state for u in updates)).accuracies
@@ -112,7 +112,7 @@ def judge(rerun: Rerun, states: Iterable[ModelState]) -> Judged:
     federation = rerun.sim.federation
     with one_thread():
         probabilities = torch.stack([predict(rerun.sim.runner, state, federation.test) for state in states])
-    votes = [probabilities[first : first + VOTERS].mean(0) for first in range(0, len(probabilities), VOTERS)]
+    votes = [mean_vote(probabilities[first : first + VOTERS]) for first in range(0, len(probabilities), VOTERS)]
     accuracies, vote_accuracies = (
         [100 * compute_metrics(p, federation.test_labels).accuracy for p in group] for group in (probabilities, votes)
     )

@@ -149,13 +149,13 @@ def _show_run(folder: Path) -> None:
 
 def _show_comparison(folder: Path) -> None:
     from fedbe import report
-    from fedbe.algorithms.methods import get
+    from fedbe.algorithms.methods import get_method
     from fedbe.experiment import comparison
 
     rows = comparison.table(folder)
     comparison.write_report(folder, rows)
     best = max(rows, key=lambda row: row.mean).method
-    table = plain_table("method", "test accuracy, %", f"against {get(rows[0].method).title}", "p (paired)")
+    table = plain_table("method", "test accuracy, %", f"against {get_method(rows[0].method).title}", "p (paired)")
     for row in rows:
         table.add_row(*comparison.cells_of(row), style="bold" if row.method == best else "")
     out.print(table)

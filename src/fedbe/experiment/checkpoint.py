@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedbe.algorithms.ensemble import Member
+from fedbe.algorithms.vote import Member
 from fedbe.core.updates import ClientId
 from fedbe.errors import RunError
 from fedbe.experiment.run_state import RunState

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from fedbe.algorithms import methods
+from fedbe.algorithms.methods import get_method
 from fedbe.core.files import write_atomic, write_json
 from fedbe.errors import RunError, SettingError
 from fedbe.experiment import run_folder
@@ -117,7 +117,7 @@ def cells_of(row: Row) -> tuple[str, str, str, str]:
         "" if row.difference is None else f"{row.difference:+.1f}" + (f" ± {row.spread:.1f}" if row.spread else "")
     )
     accuracy = f"{row.mean:.1f}" if row.std is None else f"{row.mean:.1f} ± {row.std:.1f}"
-    return methods.get(row.method).title, accuracy, against, "" if row.chance is None else readable(row.chance)
+    return get_method(row.method).title, accuracy, against, "" if row.chance is None else readable(row.chance)
 
 
 def readable(chance: float) -> str:
@@ -131,8 +131,8 @@ def readable(chance: float) -> str:
 def verdict(rows: Sequence[Row]) -> tuple[str, str]:
     """What the table says, and how sure that is."""
     best = max(rows, key=lambda r: r.mean)
-    base = methods.get(rows[0].method).title
-    title, n = methods.get(best.method).title, len(best.accuracies)
+    base = get_method(rows[0].method).title
+    title, n = get_method(best.method).title, len(best.accuracies)
     if best.difference is None:
         return f"No method beats {base} here", f"over n = {n} seeds"
     gain = f"{title} is {best.difference:.1f} points above {base}"
@@ -154,12 +154,12 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
     recipe = run_folder.read_recipe(cells(folder)[0])
     info = run_folder.read_info(cells(folder)[0])
     lines = [
-        f"# {recipe.name}: {', '.join(methods.get(r.method).title for r in rows)}",
+        f"# {recipe.name}: {', '.join(get_method(r.method).title for r in rows)}",
         "",
         f"Test accuracy (%) after {_rounds(recipe, rows)}, mean ± std over n = {len(plan['seeds'])} seeds "
         f"({', '.join(map(str, plan['seeds']))}), {info.precision}, fedbe {info.made_with['fedbe']}.",
         "",
-        f"| method | accuracy | against {methods.get(rows[0].method).title} | p (paired t-test) |",
+        f"| method | accuracy | against {get_method(rows[0].method).title} | p (paired t-test) |",
         "|---|---|---|---|",
     ]
     best = max(rows, key=lambda r: r.mean).method
@@ -173,7 +173,7 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
 
 
 def _rounds(recipe: Recipe, rows: Sequence[Row]) -> str:
-    found = {methods.get(r.method).title: recipe.rounds(methods.get(r.method)) for r in rows}
+    found = {get_method(r.method).title: recipe.rounds(get_method(r.method)) for r in rows}
     most = max(found.values())
     fewer = ", ".join(f"{title}: {n}" for title, n in found.items() if n < most)
     return f"{most} rounds ({fewer})" if fewer else f"{most} rounds"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedbe.algorithms.client.rules import LocalRule
 from fedbe.algorithms.client.training import LocalSettings, Trained, train
-from fedbe.algorithms.ensemble import predict
+from fedbe.algorithms.vote import predict
 from fedbe.core.inputs import Inputs
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.random import generator

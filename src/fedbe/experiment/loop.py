@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from fedbe.algorithms.ensemble import Member
+from fedbe.algorithms.vote import Member
 from fedbe.core.compute import Plan, server_threads
 from fedbe.core.files import locked
 from fedbe.core.model_runner import ModelRunner
@@ -88,7 +88,7 @@ def simulation(recipe: Recipe, info: RunInfo, federation: Federation, pool: Proc
     method, watched = recipe.method_for(info.method), recipe.evaluation.ensemble
     module = initial_weights(federation.model, info.seed)
     asks = method.needs_unlabeled(module) or (
-        watched and recipe.teacher(method, members=watched).needs_unlabeled(module)
+        watched and recipe.ensemble(method, members=watched).needs_unlabeled(module)
     )
     if asks and federation.server is None:
         raise RunError(f"{method.title} needs images at the server: set data.server or data.unlabeled in the recipe")

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedbe.algorithms import methods
 from fedbe.algorithms.client.lr_schedule import SCHEDULES
-from fedbe.algorithms.server.teacher import Teacher
+from fedbe.algorithms.ensemble import EnsembleSettings
+from fedbe.algorithms.methods import METHODS, VARIANTS, Method, check_kind, get_method
 from fedbe.errors import SettingError, nearest
 
 Count = Annotated[int, Field(ge=1)]
@@ -142,28 +142,28 @@ class Recipe(Section):
         return self
 
     def _check_methods(self) -> None:
-        known = {name: default for m in methods.METHODS.values() for name, default in m.settings().items()}
+        known = {name: default for m in METHODS.values() for name, default in m.settings().items()}
         for name, value in self.settings.items():
             if name not in known:
                 raise SettingError(f"no method has a setting '{name}': {nearest(name, sorted(known))}")
-            methods.check_kind(name, known[name], value)  # also where only `evaluation.ensemble` uses it
+            check_kind(name, known[name], value)  # also where only `evaluation.ensemble` uses it
         for name in {self.method, *self.method_settings}:
             self.method_for(name)
         if self.evaluation.ensemble:
-            self.teacher(self.method_for(), members=self.evaluation.ensemble)
+            self.ensemble(self.method_for(), members=self.evaluation.ensemble)
 
-    def rounds(self, method: methods.Method) -> int:
+    def rounds(self, method: Method) -> int:
         """How many rounds a method plays."""
         return 1 if method.one_round else self.training.rounds
 
-    def teacher(self, method: methods.Method, **changes: Any) -> Teacher:
+    def ensemble(self, method: Method, **changes: Any) -> EnsembleSettings:
         """The ensemble that method and recipe describe, whether or not the method itself lets one vote."""
-        told = {**methods.VARIANTS[self.variant], **self.settings, **method.settings(), **changes}
-        return Teacher(**{f.name: told[f.name] for f in fields(Teacher) if f.name in told})
+        values = {**VARIANTS[self.variant], **self.settings, **method.settings(), **changes}
+        return EnsembleSettings(**{f.name: values[f.name] for f in fields(EnsembleSettings) if f.name in values})
 
-    def method_for(self, name: str | None = None) -> methods.Method:
+    def method_for(self, name: str | None = None) -> Method:
         """The row of the catalogue with this recipe's settings."""
         name = name or self.method
-        method = methods.get(name, self.variant)
+        method = get_method(name, self.variant)
         own = {k: v for k, v in self.settings.items() if k in method.settings()}
         return method.with_settings(own | self.method_settings.get(name, {}))

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from fedbe.algorithms.client.lr_schedule import step_size
 from fedbe.algorithms.client.training import LocalSettings, Trained
-from fedbe.algorithms.ensemble import Member, Predictor, vote
+from fedbe.algorithms.ensemble import EnsembleSettings
 from fedbe.algorithms.methods import Method
 from fedbe.algorithms.server.context import Context, Draft, Round, StepInfo
 from fedbe.algorithms.server.guard import SetAside
-from fedbe.algorithms.server.stages import Distill, KeepMembers, Stage
 from fedbe.algorithms.server.step import StepResult, server_step
-from fedbe.algorithms.server.teacher import Teacher
+from fedbe.algorithms.vote import Member, Predictor, get_vote_rule, vote
 from fedbe.core.metrics import Metrics, compute_metrics
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.random import generator
@@ -72,8 +71,9 @@ class Simulation:
         lr = step_size(t.lr, round, self.rounds, t.schedule)
         return LocalSettings(self.epochs(client), t.batch_size, lr, t.lr_decay, t.momentum, t.weight_decay)
 
-    def teacher(self, **changes: Any) -> Teacher:
-        return self.recipe.teacher(self.method, **changes)
+    def ensemble(self, **changes: Any) -> EnsembleSettings:
+        """The ensemble of this method and recipe, with some settings changed."""
+        return self.recipe.ensemble(self.method, **changes)
 
     def predictor(self, where: Where) -> Predictor:
         """Members' probabilities, asked of the workers; no more models in flight than workers need."""
@@ -89,7 +89,8 @@ class Simulation:
         """Metrics on the test images: of the model, or of the members' vote where the method keeps them."""
         labels = self.federation.test_labels
         if members:
-            return compute_metrics(vote(members, self.predictor("test")).probabilities, labels)
+            combined = vote(members, self.predictor("test"), rule=self.method.vote_rule)
+            return compute_metrics(combined.probabilities, labels)
         parts = [_value(o) for o in self.pool.map(test_jobs(state, len(labels)))]
         return compute_metrics(torch.cat(parts), labels)
 
@@ -122,10 +123,10 @@ def play_round(
     if not trained:
         raise AggregationError(f"no client finished round {number}; client {failed[0].client_id}: {failed[0].reason}")
     measured = number % sim.recipe.evaluation.every == 0 or number == sim.rounds
-    watch = Watch(sim) if measured else None
+    evaluation = DraftEvaluation(sim) if measured else None
     peak = Peak(sim.pool.pids)
     result = server_step(
-        _with_watch(sim.method.stages, watch),
+        sim.method.stages,
         state.model,
         [_update(sim, client, t) for client, t in trained.items()],
         state.memory,
@@ -140,7 +141,9 @@ def play_round(
             predictor=sim.predictor("server"),
             progress=progress,
         ),
+        transforms=sim.method.transforms,
         extras=sim.method.extras,
+        on_draft=evaluation,
     )
     memory["server"] = peak.mb()
     used = {client for client in result.clients if isinstance(client, int)}
@@ -148,12 +151,12 @@ def play_round(
     after = RunState(number, result.state, result.memory, {**state.clients, **memories}, result.members)
     record = _record(sim, number, trained, failed, result)
     record["seconds"] = {"train": training_seconds, **record["seconds"]}
-    if watch is not None:
+    if evaluation is not None:
         progress("evaluate", 0, 1)
         with_time, peak = time.perf_counter(), Peak(sim.pool.pids)
         record["test"] = sim.measure(after.model, after.members).as_dict()
-        record |= watch.found
-        record["seconds"]["test"] = time.perf_counter() - with_time + watch.seconds
+        record |= evaluation.record
+        record["seconds"]["test"] = time.perf_counter() - with_time + evaluation.seconds
         memory["test"] = peak.mb()
     record["seconds"]["round"] = time.perf_counter() - begin
     record["memory_mb"] = memory
@@ -229,43 +232,44 @@ def _update(sim: Simulation, client: int, trained: Trained) -> ClientUpdate:
     return ClientUpdate(trained.state, examples, client, trained.extras)
 
 
-class Watch:
-    """A stage that changes nothing: it measures the draft, its ensemble and the clients on the test images.
+class DraftEvaluation:
+    """A hook of the server step: measures the average, its ensemble and the clients on the test data.
 
-    It stands before the stage that turns the draft into something else, and draws the same samples as that one.
+    Where the method lets the same ensemble vote, its samples are drawn once and used for both.
     """
 
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
-        self.found: Record = {}
+        self.record: Record = {}
         self.seconds = 0.0
 
-    def __call__(self, draft: Draft, round: Round) -> Draft:
+    def __call__(self, draft: Draft, round: Round) -> None:
         begin = time.perf_counter()
-        evaluation, labels = self._sim.recipe.evaluation, self._sim.federation.test_labels
-        if any(isinstance(stage, Teacher) for stage in self._sim.method.stages):
-            self.found["test_average"] = self._sim.measure(draft.state).as_dict()
+        evaluation = self._sim.recipe.evaluation
+        if self._sim.method.replaces_model:
+            self.record["test_average"] = self._sim.measure(draft.state).as_dict()
         if evaluation.ensemble:
-            teacher = self._sim.teacher(members=evaluation.ensemble)
-            # What this takes is no part of the method's step.
-            apart = replace(round, info=StepInfo())
-            outcome = vote(teacher.voters(draft, apart), self._sim.predictor("test"), labels)
-            assert outcome.metrics is not None
-            self.found["test_ensemble"] = outcome.metrics.as_dict() | {"disagreement": outcome.disagreement}
+            self.record["test_ensemble"] = self._measure_ensemble(draft, round, evaluation.ensemble)
         if evaluation.clients:
-            own = [Member(f"client {u.client_id}", u.state) for u in round.updates]
-            reports = vote(own, self._sim.predictor("test"), labels).members
-            self.found["test_clients"] = {r.name: r.metrics.as_dict() for r in reports if r.metrics is not None}
+            self.record["test_clients"] = self._measure_clients(round)
         self.seconds = time.perf_counter() - begin
-        return draft
 
+    def _measure_ensemble(self, draft: Draft, round: Round, members: str) -> Record:
+        settings = self._sim.ensemble(members=members)
+        # This vote is not part of the method's step, so its time must not count there.
+        measured = replace(round, info=StepInfo())
+        measured.keep_samples(settings)
+        voters = measured.members(settings, draft.state)
+        result = vote(
+            voters, self._sim.predictor("test"), self._sim.federation.test_labels, rule=get_vote_rule(settings.vote)
+        )
+        assert result.metrics is not None
+        return result.metrics.as_dict() | {"disagreement": result.disagreement}
 
-def _with_watch(stages: tuple[Stage, ...], watch: Watch | None) -> list[Stage]:
-    """The stages with the watch before the first that distils or keeps members, else at the end."""
-    if watch is None:
-        return list(stages)
-    place = next((i for i, s in enumerate(stages) if isinstance(s, Distill | KeepMembers)), len(stages))
-    return [*stages[:place], watch, *stages[place:]]
+    def _measure_clients(self, round: Round) -> Record:
+        clients = [Member(f"client {u.client_id}", u.state) for u in round.updates]
+        reports = vote(clients, self._sim.predictor("test"), self._sim.federation.test_labels).members
+        return {r.name: r.metrics.as_dict() for r in reports if r.metrics is not None}
 
 
 def _record(

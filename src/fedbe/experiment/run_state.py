@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedbe.algorithms.ensemble import Member
+from fedbe.algorithms.vote import Member
 from fedbe.core.state import ModelState
 from fedbe.core.updates import ClientId
 

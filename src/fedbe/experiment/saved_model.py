@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from fedbe.algorithms.ensemble import Member
+from fedbe.algorithms.vote import Member, mean_vote
 from fedbe.core.inputs import batches
 from fedbe.core.metrics import Metrics, compute_metrics
 from fedbe.core.random import generator
@@ -31,8 +31,7 @@ class Voting(nn.Module):
         self.members = nn.ModuleList(members)
 
     def forward(self, x: Tensor) -> Tensor:
-        votes = torch.stack([member(x).softmax(1) for member in self.members])
-        return votes.mean(0).log()
+        return mean_vote(member(x).softmax(1) for member in self.members).log()
 
 
 @dataclass(frozen=True, eq=False)

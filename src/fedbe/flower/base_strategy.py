@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from torch import Tensor, nn
 
-from fedbe.algorithms.server.api import RoundInfo, server
+from fedbe.algorithms.api import RoundInfo, server
 from fedbe.algorithms.server.guard import SetAside, printable
 from fedbe.core.random import generator
 from fedbe.core.state import ModelState

@@ -11,8 +11,7 @@ from typing import Any, TypeGuard
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from fedbe.algorithms import methods
-from fedbe.algorithms.methods import Method
+from fedbe.algorithms.methods import Method, get_method
 from fedbe.core.updates import ClientId
 from fedbe.errors import SettingError
 
@@ -61,10 +60,10 @@ def read_instructions(content: RecordDict) -> TrainInstructions:
     record = content.config_records.get(RECORD)
     if record is None:
         rounds = [c["server-round"] for c in content.config_records.values() if "server-round" in c]
-        return TrainInstructions(methods.get("fedavg"), 0, _checked_round(rounds[0]) if rounds else 0)
+        return TrainInstructions(get_method("fedavg"), 0, _checked_round(rounds[0]) if rounds else 0)
     try:
         rules: dict[str, Any] = json.loads(str(record["rules"]))
-        method = methods.get(str(record["method"]), **rules)
+        method = get_method(str(record["method"]), **rules)
         seed, number = int(str(record["seed"])), _checked_round(record["round"])
         return TrainInstructions(method, seed, number, str(record["memory"]), str(record["weight"]))
     except (KeyError, ValueError) as error:

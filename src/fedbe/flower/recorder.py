@@ -18,7 +18,7 @@ import torch
 from flwr.app import MetricRecord
 
 import fedbe
-from fedbe.algorithms.server.api import Server
+from fedbe.algorithms.api import Server
 from fedbe.core.files import locked, make_folder, write_json
 from fedbe.core.state import Layout, ModelState
 from fedbe.errors import RunError

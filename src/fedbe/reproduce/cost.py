@@ -7,7 +7,6 @@ from functools import cache
 import torch
 from torch.nn import functional
 
-from fedbe.algorithms.server.stages import Distill
 from fedbe.core.compute import cores
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.optim import SGD
@@ -87,18 +86,17 @@ def _local_epochs(recipe: Recipe) -> float:
 def _server_images(recipe: Recipe, cohort: int) -> float:
     """The training images that cost as much as the server's step of one round."""
     unlabeled = recipe.data.unlabeled_size or recipe.data.server
-    images = 0.0
-    for stage in recipe.method_for().stages:
-        if isinstance(stage, Distill):
-            voters = _count_voters(stage.members, stage.num_samples, cohort)
-            images += stage.distill_until * unlabeled * (stage.distill_epochs + voters * FORWARD_SHARE)
-    return images
+    settings = recipe.method_for().settings()
+    if "distill_epochs" not in settings:
+        return 0.0
+    voters = _count_voters(settings["members"], settings["num_samples"], cohort)
+    return float(settings["distill_until"] * unlabeled * (settings["distill_epochs"] + voters * FORWARD_SHARE))
 
 
 def _evaluation_images(recipe: Recipe, tests: int, cohort: int) -> float:
     """The training images that cost as much as the evaluation of one round."""
     evaluation = recipe.evaluation
-    samples = next((stage.num_samples for stage in recipe.method_for().stages if isinstance(stage, Distill)), 10)
+    samples = recipe.method_for().settings().get("num_samples", 10)
     models = 1 + _count_voters(evaluation.ensemble, samples, cohort) + cohort * evaluation.clients
     return tests * models * FORWARD_SHARE / evaluation.every
 

@@ -2,6 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from fedbe.algorithms.distillation import DistillSettings
+from fedbe.algorithms.ensemble import EnsembleSettings
+from fedbe.algorithms.methods import get_method
 from fedbe.algorithms.server import ControlUpdate, Distill, KeepMembers, Mean, Momentum
 from fedbe.algorithms.server.context import Context, Draft, Round, StepInfo
 from fedbe.core.inputs import TensorInputs
@@ -10,6 +13,11 @@ from fedbe.errors import SettingError
 
 A, B = [[1.0, 2.0], [3.0, 4.0]], [[5.0, 2.0], [7.0, 0.0]]
 MEAN = [4.0, 2.0, 6.0, 1.0]  # with 1 and 3 examples
+
+
+def distill_stage(**settings):
+    """The stage of FedBE with these settings, wherever they belong."""
+    return get_method("fedbe", **settings).stages[-1]
 
 
 @pytest.fixture
@@ -99,11 +107,11 @@ class TestMembers:
         ],
     )
     def test_who_votes(self, round_of, update, state, members, names):
-        stage = KeepMembers(members=members, num_samples=2)
+        stage = KeepMembers(EnsembleSettings(members=members, num_samples=2))
         round = round_of([update(0, A, 1), update(7, B, 3)])
         kept = stage(Draft(state([9.0] * 4), {}), round).members
         assert [m.name for m in kept] == names
-        assert stage.count(round) == len(names)
+        assert stage.ensemble.count(len(round.updates)) == len(names)
         values = {m.name: m.state.params.tolist() for m in kept}
         if "A" in members:
             assert values["average"] == [9] * 4  # the draft: what the student starts from
@@ -113,7 +121,7 @@ class TestMembers:
     @pytest.mark.parametrize("posterior", ["gaussian", "gaussian-released", "dirichlet"])
     def test_samples_come_from_the_posterior_of_the_clients(self, round_of, update, state, posterior):
         # both clients agree in the second number only
-        stage = KeepMembers(members="S", num_samples=3, posterior=posterior)
+        stage = KeepMembers(EnsembleSettings(members="S", num_samples=3, posterior=posterior))
         kept = stage(Draft(state(MEAN), {}), round_of([update(0, A, 1), update(1, B, 3)])).members
         drawn = torch.stack([m.state.params for m in kept])
         assert len({tuple(row) for row in drawn.tolist()}) == 3
@@ -121,7 +129,8 @@ class TestMembers:
             torch.testing.assert_close(drawn[:, 1], torch.full((3,), 2.0))
 
     def test_alpha_for_each_client(self, round_of, update, state):
-        stage = KeepMembers(members="S", num_samples=5, posterior="dirichlet", alpha={0: 1e-6, 1: 1e6})
+        settings = EnsembleSettings(members="S", num_samples=5, posterior="dirichlet", alpha={0: 1e-6, 1: 1e6})
+        stage = KeepMembers(settings)
         for member in stage(Draft(state(MEAN), {}), round_of([update(0, A, 1), update(1, B, 3)])).members:
             torch.testing.assert_close(member.state.params, torch.tensor([5.0, 2, 7, 0]))
 
@@ -138,9 +147,8 @@ class TestDistill:
             labels=labels,
             progress=lambda *a: told.append(a),
         )
-        draft = Distill(num_samples=2, distill_epochs=2, distill_batch_size=10, distill_lr=0.1, **settings)(
-            Draft(state(MEAN), {"kept": torch.ones(1)}), round
-        )
+        stage = distill_stage(num_samples=2, distill_epochs=2, distill_batch_size=10, distill_lr=0.1, **settings)
+        draft = stage(Draft(state(MEAN), {"kept": torch.ones(1)}), round)
         return draft, round.info, told
 
     def test_the_draft_is_the_start_and_the_vote_the_target(self, round_of, update, state):
@@ -157,12 +165,12 @@ class TestDistill:
     def test_after_its_share_of_the_rounds_the_average_stays_as_it_is(self, round_of, update, state):
         def of_ten(number, share):
             round = round_of([update(0, A, 1)], inputs=TensorInputs(self.INPUTS), number=number, rounds=10)
-            stage = Distill(num_samples=2, distill_epochs=2, distill_batch_size=10, distill_until=share)
+            stage = distill_stage(num_samples=2, distill_epochs=2, distill_batch_size=10, distill_until=share)
             return stage(Draft(state(MEAN), {}), round).state.params.tolist() != MEAN
 
         assert [of_ten(number, 0.3) for number in (1, 3, 4, 10)] == [True, True, False, False]
-        half = Distill(distill_until=0.55)  # 0.55 * 20 is a little more than 11 in floating point
-        assert [half.learns(number, 20) for number in (11, 12)] == [True, False]
+        half = DistillSettings(distill_until=0.55)  # 0.55 * 20 is a little more than 11 in floating point
+        assert [half.is_active(number, 20) for number in (11, 12)] == [True, False]
         assert not of_ten(1, 0.0)
         assert of_ten(10, 1.0)
 

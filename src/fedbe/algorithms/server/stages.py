@@ -1,34 +1,62 @@
-"""The server's stages. A method is a short list of them; each takes the draft and returns the next one."""
+"""The server's stages. A method is a short tuple of them; each takes the draft and returns the next one."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fedbe.algorithms.distillation import DistillSettings, distill, sharpen
-from fedbe.algorithms.ensemble import Member, Vote, predict, vote
+from fedbe.algorithms.ensemble import EnsembleSettings, list_members
 from fedbe.algorithms.server.context import Draft, Round
-from fedbe.algorithms.server.teacher import Teacher
-from fedbe.core.inputs import Unaugmented
+from fedbe.algorithms.vote import Member, Vote, get_vote_rule, predict, vote
 from fedbe.core.metrics import compute_metrics
 from fedbe.core.moments import weighted_mean
+from fedbe.core.state import ModelState
 from fedbe.errors import SettingError, nearest
 
-TARGETS = ("ensemble", "labels")
 MOMENTUM_FORMS = ("heavy-ball", "damped")
 
 
-class Stage(Protocol):
-    """draft, round -> next draft. Changes no argument but `round.info`."""
+class Stage(ABC):
+    """draft, round -> next draft. A stage changes no argument but `round.info`.
 
-    def __call__(self, draft: Draft, round: Round) -> Draft: ...
+    A stage is a small frozen dataclass; its fields become settings. It says what it is and what it needs:
+
+    Attributes:
+        result: what the model is after this stage ("average", "student", …); None if the model stays as it was.
+        replaces_model: whether the average becomes something else. The hook of `server_step` runs before such a stage.
+        needs_rounds: whether the stage must know how many rounds there will be.
+    """
+
+    replaces_model: ClassVar[bool] = False
+
+    @property
+    def result(self) -> str | None:
+        return None
+
+    @property
+    def needs_rounds(self) -> bool:
+        return False
+
+    def needs_unlabeled(self, module: nn.Module) -> bool:  # noqa: ARG002
+        """Whether the server of such a model must own inputs."""
+        return False
+
+    @abstractmethod
+    def __call__(self, draft: Draft, round: Round) -> Draft:
+        """The next draft."""
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(Stage):
     """FedAvg: w̄ = Σ_i (n_i/n) w_i (Eq. 2)."""
+
+    @property
+    def result(self) -> str:
+        return "average"
 
     def __call__(self, draft: Draft, round: Round) -> Draft:
         with round.info.timed("mean"):
@@ -36,10 +64,12 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Momentum:
-    """FedAvgM: momentum on the mean update Δ = w̄ − w_last; the next model is w_last + m.
+class Momentum(Stage):
+    """FedAvgM: momentum on the mean update Δ = w̄ − w_last. The next model is w_last + m.
 
-    momentum_form  heavy-ball: m ← β m + Δ (Hsu et al.);  damped: m ← β m + (1 − β) Δ (the released program)
+    Attributes:
+        beta: β, the momentum.
+        momentum_form: heavy-ball, m ← β m + Δ (Hsu et al.); or damped, m ← β m + (1 − β) Δ (the released program).
     """
 
     beta: float = 0.9
@@ -52,19 +82,23 @@ class Momentum:
             hint = nearest(self.momentum_form, MOMENTUM_FORMS)
             raise SettingError(f"unknown momentum_form '{self.momentum_form}': {hint}")
 
+    @property
+    def result(self) -> str:
+        return "model"
+
     def __call__(self, draft: Draft, round: Round) -> Draft:
         with round.info.timed("mean"):
             change = draft.state.params - round.previous.params
-            before = draft.memory.get("momentum", torch.zeros_like(change))
+            buffer = draft.memory.get("momentum", torch.zeros_like(change))
             # w_last + m, written from w̄ so that β = 0 gives w̄ without rounding: m − Δ is β m, or β (m − Δ) if damped.
-            extra = self.beta * (before if self.momentum_form == "heavy-ball" else before - change)
+            extra = self.beta * (buffer if self.momentum_form == "heavy-ball" else buffer - change)
             state = replace(draft.state, params=draft.state.params + extra)
             return replace(draft, state=state, memory={**draft.memory, "momentum": change + extra})
 
 
 @dataclass(frozen=True)
-class ControlUpdate:
-    """SCAFFOLD's server side: c ← c + (1/N) Σ_{i in cohort} (c_i⁺ − c_i), N being all clients there are."""
+class ControlUpdate(Stage):
+    """SCAFFOLD's server side: c ← c + (1/N) Σ_{i in cohort} (c_i⁺ − c_i), where N is the number of all clients."""
 
     def __call__(self, draft: Draft, round: Round) -> Draft:
         total = round.context.total_clients or len(round.updates)
@@ -78,37 +112,46 @@ class ControlUpdate:
 
 
 @dataclass(frozen=True)
-class KeepMembers(Teacher):
-    """1-Ensemble: the members themselves are the result; predictions are their vote, and no model is distilled."""
+class KeepMembers(Stage):
+    """1-Ensemble: the members themselves are the result. Predictions are their vote; no model is distilled."""
+
+    replaces_model: ClassVar[bool] = True
+
+    ensemble: EnsembleSettings = field(default_factory=EnsembleSettings)
+
+    @property
+    def result(self) -> str:
+        return "kept members' vote"
+
+    def needs_unlabeled(self, module: nn.Module) -> bool:
+        return self.ensemble.needs_unlabeled(module)
 
     def __call__(self, draft: Draft, round: Round) -> Draft:
-        return replace(draft, members=tuple(self.voters(draft, round)))
+        return replace(draft, members=tuple(round.members(self.ensemble, draft.state)))
 
 
 @dataclass(frozen=True)
-class Distill(Teacher, DistillSettings):
-    """FedBE's heart: the members vote on the server's inputs and the draft learns the vote.
+class Distill(Stage):
+    """FedBE's core: members vote on the server's inputs, and the average learns the vote.
 
-    sharpening    exponent of the pseudo-labels, p̂ ∝ p^e
-    targets       ensemble: the vote;  labels: the server's true labels, the oracle of Table 3
-    augment       whether the inputs are augmented while the student learns (never while the members vote)
-    distill_until the share of all rounds, from the first, in which the draft learns; in the others it stays as it is
+    Attributes:
+        ensemble: who votes, and how votes are combined.
+        distillation: how the student learns.
     """
 
-    sharpening: float = 2.0
-    targets: str = "ensemble"
-    augment: bool = True
-    distill_until: float = 1.0
+    replaces_model: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        Teacher.__post_init__(self)
-        DistillSettings.__post_init__(self)
-        if not self.sharpening > 0:
-            raise SettingError(f"`sharpening` must be > 0, got {self.sharpening}")
-        if not 0 <= self.distill_until <= 1:
-            raise SettingError(f"`distill_until` must be from 0 to 1, got {self.distill_until}")
-        if self.targets not in TARGETS:
-            raise SettingError(f"unknown targets '{self.targets}': {nearest(self.targets, TARGETS)}")
+    ensemble: EnsembleSettings = field(default_factory=EnsembleSettings)
+    distillation: DistillSettings = field(default_factory=DistillSettings)
+
+    @property
+    def result(self) -> str:
+        """A student, or, where only some rounds distil, just a model."""
+        return "model" if self.needs_rounds else "student"
+
+    @property
+    def needs_rounds(self) -> bool:
+        return self.distillation.distill_until < 1
 
     def needs_unlabeled(self, module: nn.Module) -> bool:  # noqa: ARG002
         return True
@@ -116,61 +159,58 @@ class Distill(Teacher, DistillSettings):
     def __call__(self, draft: Draft, round: Round) -> Draft:
         context = round.context
         inputs = context.unlabeled()
-        if not self.learns(context.round, context.rounds):
+        if not self.distillation.is_active(context.round, context.rounds):
             return draft
-        targets = self._targets(draft, round)
+        if self.distillation.targets == "labels":
+            targets = self._true_labels(draft, round)
+        else:
+            posterior = round.fit_posterior(self.ensemble)
+            samples = round.sample_models(self.ensemble, posterior)
+            teacher = self._vote(samples, draft, round)
+            targets = sharpen(teacher.probabilities, self.distillation.sharpening)
         with round.info.timed("distill"):
             student = distill(
                 context.runner,
                 draft.state,
-                inputs if self.augment else Unaugmented(inputs),
+                inputs,
                 targets,
-                self,
+                self.distillation,
                 context.generator("distill"),
-                progress=context.tell("distill"),
+                progress=context.phase_progress("distill"),
             )
-        if context.labels is not None:
-            with round.info.timed("evaluate"):
-                round.info.student = compute_metrics(predict(context.runner, student, inputs), context.labels)
+        self._report(student, round)
         return replace(draft, state=student)
 
-    def learns(self, round: int, rounds: int | None) -> bool:
-        """Whether the draft learns in this round of so many.
-
-        >>> [r for r in range(1, 41) if Distill(distill_until=0.3).learns(r, 40)][-1]
-        12
-        """
-        if self.distill_until == 1:
-            return True
-        if rounds is None:
-            raise SettingError("`distill_until` needs to know how many rounds there will be: give `rounds`")
-        # 0.3 · R in floating point can fall on the wrong side of a round.
-        return round - 1 < self.distill_until * rounds - 1e-9
-
-    def _targets(self, draft: Draft, round: Round) -> Tensor:
-        labels = round.context.labels
-        if self.targets == "labels":
-            if labels is None:
-                raise SettingError("targets = 'labels' needs the true labels of the server's inputs: give `labels`")
-            with round.info.timed("evaluate"):  # which also finds labels that are of no class of the model
-                round.info.average = compute_metrics(
-                    predict(round.context.runner, draft.state, round.context.unlabeled()), labels
-                )
-            return labels
-        return sharpen(self._vote(draft, round).probabilities, self.sharpening)
-
-    def _vote(self, draft: Draft, round: Round) -> Vote:
-        tell = round.context.tell("ensemble")
-        total, voters = self.count(round), self.voters(draft, round)
+    def _vote(self, samples: Iterable[ModelState], draft: Draft, round: Round) -> Vote:
+        members = list_members(self.ensemble, samples, draft.state, round.updates)
+        progress = round.context.phase_progress("ensemble")
+        total = self.ensemble.count(len(round.updates))
 
         def counted() -> Iterator[Member]:
-            for i, member in enumerate(voters):
-                if tell is not None:
-                    tell(i, total)
+            for i, member in enumerate(members):
+                if progress is not None:
+                    progress(i, total)
                 yield member
 
+        rule = get_vote_rule(self.ensemble.vote)
         with round.info.timed("ensemble"):
-            outcome = vote(counted(), round.context.ask(), round.context.labels)
-        round.info.note(outcome)
-        round.info.average = next((m.metrics for m in outcome.members if m.name == "average"), None)
-        return outcome
+            result = vote(counted(), round.context.server_predictor(), round.context.labels, rule=rule)
+        round.info.record_vote(result)
+        return result
+
+    def _true_labels(self, draft: Draft, round: Round) -> Tensor:
+        """The oracle: the server's labels instead of the vote."""
+        context = round.context
+        if context.labels is None:
+            raise SettingError("targets = 'labels' needs the true labels of the server's inputs: give `labels`")
+        with round.info.timed("evaluate"):  # also finds labels that are not a class of the model
+            prediction = predict(context.runner, draft.state, context.unlabeled())
+            round.info.average = compute_metrics(prediction, context.labels)
+        return context.labels
+
+    def _report(self, student: ModelState, round: Round) -> None:
+        context = round.context
+        if context.labels is not None:
+            with round.info.timed("evaluate"):
+                prediction = predict(context.runner, student, context.unlabeled())
+                round.info.student = compute_metrics(prediction, context.labels)

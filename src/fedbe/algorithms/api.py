@@ -1,0 +1,407 @@
+"""The public servers, for people with their own training loop: combine what clients send.
+
+server = FedBE(model, unlabeled=inputs, seed=0)
+state = server.aggregate(global_state, [ClientUpdate(state=s, num_examples=n) for s, n in replies])
+print(server.info)
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from fedbe.algorithms.methods import Method, get_method
+from fedbe.algorithms.server.context import Context, StepInfo
+from fedbe.algorithms.server.guard import Limits, SetAside, check_count
+from fedbe.algorithms.server.step import server_step
+from fedbe.algorithms.vote import Member, local_predictor, predict, vote
+from fedbe.core.compute import Plan
+from fedbe.core.inputs import Augmentation, Inputs, as_inputs
+from fedbe.core.metrics import Metrics
+from fedbe.core.model_runner import ModelRunner
+from fedbe.core.updates import ClientId, ClientUpdate
+from fedbe.errors import AggregationError, FedBEError, SettingError, StateError
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """What happened in the last `aggregate`. `print(server.info)` shows it as a table.
+
+    Attributes:
+        round: the number of the round, from 1.
+        clients: ids of the clients whose updates were used.
+        set_aside: clients whose updates were not used, with the reason.
+        step: who voted, how long each phase took, and metrics where labels are known.
+    """
+
+    round: int
+    clients: tuple[ClientId, ...]
+    set_aside: tuple[SetAside, ...]
+    step: StepInfo
+
+    def __str__(self) -> str:
+        rows = [("round", str(self.round)), ("clients", _some([str(c) for c in self.clients]))]
+        rows += [("set aside", f"client {s.client_id}: {s.reason}") for s in self.set_aside]
+        if self.step.members:
+            rows.append(("members", _some([m.name for m in self.step.members])))
+        if self.step.disagreement is not None:
+            rows.append(("disagreement", f"{self.step.disagreement:.3f}"))
+        for name in ("average", "ensemble", "student"):
+            metrics: Metrics | None = getattr(self.step, name)
+            if metrics is not None:
+                rows.append((name, f"accuracy {metrics.accuracy:.3f}, nll {metrics.nll:.3f}"))
+        rows.append(("seconds", ", ".join(f"{k} {v:.2f}" for k, v in self.step.seconds.items())))
+        return "\n".join(f"{name:<13} {value}" for name, value in rows)
+
+
+def _some(names: list[str], shown: int = 8) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"{len(names)} ({', '.join(names[:shown])}{more})"
+
+
+class Server:
+    """Any method of the catalogue: combines client models into the next global model.
+
+    `fedbe.FedBE(model, …)` and the other classes are this class with the method filled in.
+
+    Args:
+        method: a name of `fedbe methods`, or a `Method` of your own.
+        model: the architecture. It is copied and never changed; its weights do not matter.
+        unlabeled: the server's inputs, for methods that distil: a tensor [J, …], a map-style Dataset, or Inputs.
+        labels: true labels [J] of these inputs. They are used for reports and the oracle targets only.
+        augment: (batch, generator) -> batch, applied while the student learns. False switches off that of Inputs.
+        seed: all randomness follows from it and the round.
+        rounds: how many rounds there will be. Needed where `distill_until` is below 1, as in the variant tuned.
+        total_clients: the number of all clients. Needed by SCAFFOLD when only some of them reply.
+        min_clients: with fewer usable updates, `aggregate` raises AggregationError.
+        max_norm_ratio: a client whose change is this many times longer than usual is set aside.
+        plan: precision and memory layout.
+        variant: paper; released, the forms of the authors' program; or tuned (docs/variants.md).
+        **settings: of the method, by name: num_samples=20, members="SA" … `server.method.settings()` lists them.
+
+    Attributes:
+        method: the method with its settings.
+        round: how many rounds have been aggregated.
+        info: what happened in the last one (`RoundInfo`), None before the first.
+
+    Raises:
+        SettingError: for an argument that cannot work.
+        ModelError: for a model that cannot be copied, trained or run on `unlabeled`.
+
+    Example:
+        >>> model = nn.Linear(1, 2, bias=False)
+        >>> updates = [
+        ...     ClientUpdate({"weight": torch.tensor([[1.0], [2.0]])}, num_examples=1),
+        ...     ClientUpdate({"weight": torch.tensor([[5.0], [2.0]])}, num_examples=3),
+        ... ]
+        >>> Server("fedavg", model).aggregate(model.state_dict(), updates)
+        {'weight': tensor([[4.],
+                [2.]])}
+    """
+
+    def __init__(
+        self,
+        method: str | Method,
+        model: nn.Module,
+        *,
+        unlabeled: "Inputs | Tensor | Dataset[Any] | None" = None,
+        labels: Tensor | None = None,
+        augment: Augmentation | bool | None = None,
+        seed: int = 0,
+        rounds: int | None = None,
+        total_clients: int | None = None,
+        min_clients: int = 1,
+        max_norm_ratio: float = 100.0,
+        plan: Plan | None = None,
+        variant: str = "paper",
+        **settings: Any,
+    ) -> None:
+        if isinstance(augment, bool):  # the method has a setting of the same name
+            settings["augment"], augment = augment, None
+        self.method = _method(method, variant, settings)
+        self.runner = ModelRunner(model, plan)
+        self.limits = Limits(min_clients, max_norm_ratio)
+        for name, value in (("rounds", rounds), ("total_clients", total_clients)):
+            if value is not None:
+                check_count(name, value)
+        self.seed, self.rounds, self.total_clients = seed, rounds, total_clients
+        self.inputs = None if unlabeled is None else as_inputs(unlabeled, augment)
+        self.labels = _labels(labels, self.inputs)
+        self._check_needs()
+        self.round = 0
+        self.memory: Mapping[str, Tensor] = {}
+        self.members: tuple[Member, ...] = ()
+        self.info: RoundInfo | None = None
+
+    def _check_needs(self) -> None:
+        """Refuse now what would fail only after all clients have trained."""
+        if self.method.needs_rounds and self.rounds is None:
+            raise SettingError(
+                f"{self.method.title} with `distill_until` below 1 (as in the variant tuned) needs to know how many "
+                "rounds there will be: give `rounds`"
+            )
+        if not self.method.needs_unlabeled(self.runner.module):
+            return
+        if self.inputs is None:
+            raise SettingError(f"{self.method.title} runs models on inputs that the server owns: give `unlabeled`")
+        self.runner.trainable()
+        _try_model(self.runner, self.inputs)
+
+    def __repr__(self) -> str:
+        inputs = "" if self.inputs is None else f", unlabeled={len(self.inputs)}"
+        return (
+            f"{type(self).__name__}('{self.method.name}', parameters={self.runner.layout.size}{inputs}, "
+            f"seed={self.seed}, round={self.round})"
+        )
+
+    def aggregate(self, global_state: Mapping[str, Tensor], updates: Iterable[ClientUpdate]) -> dict[str, Tensor]:
+        """The next global `state_dict`. Nothing that is given is changed.
+
+        Args:
+            global_state: the `state_dict` that the clients started from.
+            updates: one ClientUpdate for each client, in any order. A broken one is set aside with a reason.
+
+        Raises:
+            AggregationError: if too few updates are usable or the result is not finite. The server is then as before.
+        """
+        if not isinstance(updates, Iterable):
+            raise SettingError(f"`updates` must be an iterable of ClientUpdate, got {type(updates).__name__}")
+        layout = self.runner.layout
+        context = Context(
+            runner=self.runner,
+            seed=self.seed,
+            round=self.round + 1,
+            rounds=self.rounds,
+            inputs=self.inputs,
+            labels=self.labels,
+            total_clients=self.total_clients,
+        )
+        result = server_step(
+            self.method.stages,
+            layout.pack(global_state, "`global_state`"),
+            updates,
+            self.memory,
+            context,
+            transforms=self.method.transforms,
+            limits=self.limits,
+            extras=self.method.extras,
+        )
+        state = layout.unpack(result.state)
+        _check_range(state)
+        self.round += 1
+        self.memory, self.members = result.memory, result.members
+        self.info = RoundInfo(self.round, result.clients, result.set_aside, result.info)
+        return state
+
+    @property
+    def broadcast(self) -> dict[str, dict[str, Tensor]]:
+        """What clients need next to the model, by name: SCAFFOLD's control variate, as named tensors."""
+        layout = self.runner.layout
+        return {
+            name: {n: t.clone() for n, t in layout.unpack_params(self.memory[name]).items()}
+            for name in self.method.extras
+            if name in self.memory
+        }
+
+    def predict_proba(self, state: Mapping[str, Tensor], inputs: "Inputs | Tensor | Dataset[Any]") -> Tensor:
+        """Probabilities [N, classes, …] of the model, or the vote of the members where the method keeps them.
+
+        Args:
+            state: a global `state_dict`, as `aggregate` returns it.
+            inputs: a tensor [N, …], a map-style Dataset, or Inputs.
+        """
+        given = as_inputs(inputs, name="inputs")
+        if self.members:
+            return vote(self.members, local_predictor(self.runner, given), rule=self.method.vote_rule).probabilities
+        return predict(self.runner, self.runner.layout.pack(state), given)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the server keeps between rounds: plain numbers, texts and tensors, to save with any tool.
+
+        Returns:
+            method: the method's name. round: rounds done. memory: vectors by name (momentum, SCAFFOLD's c).
+            members: kept models by name, each a `state_dict` (1-Ensemble).
+
+        Example:
+            >>> server = FedAvg(nn.Linear(1, 2))
+            >>> server.state_dict()
+            {'method': 'fedavg', 'round': 0, 'memory': {}, 'members': {}}
+        """
+        return {
+            "method": self.method.name,
+            "round": self.round,
+            "memory": {name: vector.clone() for name, vector in self.memory.items()},
+            "members": {m.name: self.runner.layout.unpack(m.state) for m in self.members},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another server of the same method and model stopped.
+
+        Args:
+            state: what `state_dict` returned.
+
+        Raises:
+            StateError: if it does not fit this server, with what differs. The server is then as before.
+        """
+        expected = {"method", "round", "memory", "members"}
+        if not isinstance(state, Mapping) or set(state) != expected:
+            received = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            raise StateError(f"a server's state must have the keys {sorted(expected)}, got {received}")
+        if state["method"] != self.method.name:
+            raise StateError(f"the state is of the method '{state['method']}', this server runs '{self.method.name}'")
+        round = state["round"]
+        if isinstance(round, bool) or not isinstance(round, int) or round < 0:
+            raise StateError(f"`round` must be a whole number >= 0, got {round!r}")
+        memory, members = self._checked_memory(state["memory"]), self._checked_members(state["members"])
+        self.round, self.memory, self.members = round, memory, members
+
+    def _checked_memory(self, memory: object) -> dict[str, Tensor]:
+        if not isinstance(memory, Mapping):
+            raise StateError(f"`memory` must be a mapping of names to tensors, got {type(memory).__name__}")
+        checked = {}
+        for name, vector in memory.items():
+            checked[name] = self.runner.layout.pack_params(vector, f"`memory` '{name}'").clone()
+            if not bool(torch.isfinite(checked[name]).all()):
+                raise StateError(f"`memory` '{name}' has NaN or infinite values")
+        return checked
+
+    def _checked_members(self, members: object) -> tuple[Member, ...]:
+        if not isinstance(members, Mapping):
+            raise StateError(f"`members` must be a mapping of names to state_dicts, got {type(members).__name__}")
+        packed = [Member(str(name), self.runner.layout.pack(s, f"member '{name}'")) for name, s in members.items()]
+        if broken := [m.name for m in packed if not m.state.finite()]:
+            raise StateError(f"member '{broken[0]}' has NaN or infinite values")
+        return tuple(packed)
+
+
+class _NamedServer(Server):
+    """A server whose method is fixed by its class."""
+
+    method_name: ClassVar[str]
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(self.method_name, model, **options)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace(f"'{self.method_name}', ", "", 1)
+
+
+class FedAvg(_NamedServer):
+    """The weighted average of the clients' weights: w̄ = Σ_i (n_i/n) w_i. Takes the options of `Server`."""
+
+    method_name = "fedavg"
+
+
+class FedAvgM(_NamedServer):
+    """FedAvg with momentum at the server. Settings: `beta`, `momentum_form`. Takes the options of `Server`."""
+
+    method_name = "fedavgm"
+
+
+class FedProx(_NamedServer):
+    """The server of FedProx, which is FedAvg's. Clients train with `fedbe.Prox`. Takes the options of `Server`."""
+
+    method_name = "fedprox"
+
+
+class Scaffold(_NamedServer):
+    """SCAFFOLD. Takes the options of `Server`.
+
+    Clients receive `server.broadcast`, train with `fedbe.ControlVariate` and send the extra "control" back.
+    """
+
+    method_name = "scaffold"
+
+
+class VDistillation(_NamedServer):
+    """The clients vote on `unlabeled`; their average learns the vote by SGD. Takes the options of `Server`."""
+
+    method_name = "v-distillation"
+
+
+class OneEnsemble(_NamedServer):
+    """One round; `predict_proba` is the clients' vote. Takes the options of `Server`."""
+
+    method_name = "1-ensemble"
+
+
+class FedBE(_NamedServer):
+    """Samples, average and clients vote on `unlabeled`; the average learns the vote by SWA.
+
+    Takes the options of `Server`.
+
+    Example:
+        >>> inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+        >>> server = FedBE(nn.Linear(4, 3), unlabeled=inputs, num_samples=5, members="SA")
+        >>> server
+        FedBE(parameters=15, unlabeled=8, seed=0, round=0)
+    """
+
+    method_name = "fedbe"
+
+
+# The one list of classes with a method of their own. Flower's strategies are made from it, too.
+SERVER_CLASSES: Mapping[str, type[_NamedServer]] = {
+    cls.method_name: cls for cls in (FedAvg, FedAvgM, FedProx, Scaffold, VDistillation, OneEnsemble, FedBE)
+}
+
+
+def server(name: str, model: nn.Module, **options: Any) -> Server:
+    """A server for any method of the catalogue, of the method's own class where there is one.
+
+    Example:
+        >>> isinstance(server("fedavg", nn.Linear(1, 2)), FedAvg)
+        True
+    """
+    return SERVER_CLASSES[name](model, **options) if name in SERVER_CLASSES else Server(name, model, **options)
+
+
+def _method(method: str | Method, variant: str, settings: Mapping[str, Any]) -> Method:
+    if isinstance(method, Method):
+        if variant != "paper":
+            raise SettingError("`variant` goes with the name of a method; a Method has its settings already")
+        return method.with_settings(settings)
+    if not isinstance(method, str):
+        raise SettingError(f"`method` must be a name or a fedbe Method, got {type(method).__name__}")
+    return get_method(method, variant, **settings)
+
+
+@torch.no_grad()
+def _try_model(runner: ModelRunner, inputs: Inputs) -> None:
+    """Run the first inputs through the model."""
+    runner.module.eval()
+    few = inputs.batch(torch.arange(min(2, len(inputs))))
+    try:
+        runner.logits(few)
+    except FedBEError:
+        raise
+    except Exception as error:
+        raise SettingError(f"`unlabeled` must hold inputs that `model` takes, but it says: {error}") from error
+
+
+def _check_range(state: Mapping[str, Tensor]) -> None:
+    """A float16 model can overflow when the result is converted back."""
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise AggregationError(
+                f"the new '{name}' has values beyond the range of {tensor.dtype}: use a model in "
+                "float32 or bfloat16; the global model is unchanged"
+            )
+
+
+def _labels(labels: Tensor | None, inputs: Inputs | None) -> Tensor | None:
+    if labels is None:
+        return None
+    if not isinstance(labels, Tensor) or not labels.ndim:
+        raise SettingError(f"`labels` must be a tensor of class indices [J, …], got {type(labels).__name__}")
+    if inputs is None or len(labels) != len(inputs):
+        count = 0 if inputs is None else len(inputs)
+        raise SettingError(f"`labels` must have one entry for each of the {count} inputs, got {len(labels)}")
+    if labels.is_floating_point():
+        raise SettingError(f"`labels` must be whole numbers (class indices), got {labels.dtype}")
+    if bool((labels < 0).any()):
+        raise SettingError(f"`labels` must be >= 0 (class indices), got {int(labels.min())}")
+    return labels.long()
