@@ -315,7 +315,7 @@ class TestInputs:
     def test_methods_that_distil_need_them(self, network):
         with pytest.raises(SettingError, match="give `unlabeled`"):
             FedBE(network("mlp"))
-        with pytest.raises(SettingError, match="v-Distillation asks models"):
+        with pytest.raises(SettingError, match="give `unlabeled`"):
             VDistillation(network("mlp"))
 
     @pytest.mark.parametrize(

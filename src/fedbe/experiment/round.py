@@ -256,9 +256,10 @@ class DraftEvaluation:
 
     def _measure_ensemble(self, draft: Draft, round: Round, members: str) -> Record:
         settings = self._sim.ensemble(members=members)
-        # This vote is not part of the method's step, so its time must not count there.
+        # This vote is not part of the method's step, so its time must not count there; samples that both use do count.
         measured = replace(round, info=StepInfo())
-        measured.keep_samples(settings)
+        shared = self._sim.method.settings().get("members", "")
+        (round if "S" in shared and self._sim.ensemble().samples_like(settings) else measured).keep_samples(settings)
         voters = measured.members(settings, draft.state)
         result = vote(
             voters, self._sim.predictor("test"), self._sim.federation.test_labels, rule=get_vote_rule(settings.vote)

@@ -159,7 +159,9 @@ class Round:
     def keep_samples(self, settings: EnsembleSettings) -> None:
         """Draw the samples now and keep them, so that no model is sampled twice in this round."""
         if settings.has_samples:
-            samples = tuple(self.sample_models(settings, self.fit_posterior(settings)))
+            posterior = self.fit_posterior(settings)
+            with self.info.timed("ensemble"):
+                samples = tuple(self.sample_models(settings, posterior))
             self._samples.append((settings, samples))
 
     def members(self, settings: EnsembleSettings, average: ModelState) -> Iterator[Member]:

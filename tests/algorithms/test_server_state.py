@@ -1,0 +1,105 @@
+"""state_dict and load_state_dict of a server: enough to resume every method, and checked."""
+
+import pytest
+import torch
+from torch import nn
+
+import fedbe
+from fedbe import ClientUpdate, server
+from fedbe.algorithms.methods import METHODS
+from fedbe.errors import StateError
+
+QUICK = {"num_samples": 2, "distill_epochs": 1, "distill_batch_size": 8}
+INPUTS = torch.randn(16, 4, generator=torch.Generator().manual_seed(3))
+
+
+def _make(name):
+    quick = {k: v for k, v in QUICK.items() if k in METHODS[name].settings()}
+    torch.manual_seed(1)
+    model = nn.Linear(4, 3)
+    return server(name, model, unlabeled=INPUTS, seed=5, **quick), model.state_dict()
+
+
+def _updates(state, number):
+    extras = {"control": {k: v * 0 + 0.1 * number for k, v in state.items()}}
+    return [ClientUpdate({k: v + 0.1 * (i + number) for k, v in state.items()}, 4, i, extras) for i in range(3)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_server_goes_on_where_another_stopped(name):
+    straight, start = _make(name)
+    first = straight.aggregate(start, _updates(start, 1))
+    again, _ = _make(name)
+    again.load_state_dict(straight.state_dict())
+    expected = straight.aggregate(first, _updates(first, 2))
+    got = again.aggregate(first, _updates(first, 2))
+    assert all(torch.equal(expected[k], got[k]) for k in expected)
+    assert again.round == 2
+    assert torch.equal(straight.predict_proba(expected, INPUTS), again.predict_proba(got, INPUTS))
+
+
+def test_kept_members_are_part_of_it():
+    ensemble, start = _make("1-ensemble")
+    state = ensemble.aggregate(start, _updates(start, 1))
+    again, _ = _make("1-ensemble")
+    again.load_state_dict(ensemble.state_dict())
+    assert [m.name for m in again.members] == ["client 0", "client 1", "client 2"]
+    assert torch.equal(ensemble.predict_proba(state, INPUTS), again.predict_proba(state, INPUTS))
+
+
+@pytest.mark.parametrize(
+    ("change", "fragment"),
+    [
+        ({"method": "fedavg"}, "method 'fedavg'"),
+        ({"round": -1}, "`round` must be"),
+        ({"round": True}, "`round` must be"),
+        ({"memory": 3}, "`memory` must be a mapping"),
+        ({"memory": {"momentum": torch.ones(3)}}, r"shape \[15\]"),
+        ({"memory": {"momentum": torch.full((15,), torch.nan)}}, "NaN"),
+        ({"memory": {"momentum": "x"}}, "must be a tensor"),
+        ({"members": [1]}, "`members` must be a mapping"),
+        ({"members": {"client 0": {"weight": torch.ones(3, 4)}}}, "lacks 'bias'"),
+        ({"members": {"a": {"weight": torch.ones(3, 4), "bias": torch.full((3,), torch.inf)}}}, "NaN or infinite"),
+        ({"more": 1}, "must have the keys"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(change, fragment):
+    momentum, start = _make("fedavgm")
+    momentum.aggregate(start, _updates(start, 1))
+    before = momentum.state_dict()
+    with pytest.raises(StateError, match=fragment):
+        momentum.load_state_dict(before | change)
+    with pytest.raises(StateError, match="must have the keys"):
+        momentum.load_state_dict(None)
+    after = momentum.state_dict()
+    assert after["round"] == before["round"]
+    assert torch.equal(after["memory"]["momentum"], before["memory"]["momentum"])
+
+
+def test_a_state_is_a_copy():
+    momentum, start = _make("fedavgm")
+    momentum.aggregate(start, _updates(start, 1))
+    momentum.state_dict()["memory"]["momentum"].zero_()
+    assert float(momentum.memory["momentum"].abs().sum()) > 0
+
+
+def test_every_class_by_name():
+    classes = {"fedavg": fedbe.FedAvg, "1-ensemble": fedbe.OneEnsemble, "fedbe": fedbe.FedBE}
+    for name, cls in classes.items():
+        made, _ = _make(name)
+        assert isinstance(made, cls)
+    assert type(_make("fedbe+fedavgm")[0]) is fedbe.Server
+
+
+def test_what_it_prints():
+    made, start = _make("fedbe")
+    assert repr(made) == "FedBE(parameters=15, unlabeled=16, seed=5, round=0)"
+    broken = ClientUpdate({k: v * torch.nan for k, v in start.items()}, 4, 9)
+    made.aggregate(start, [*_updates(start, 1), broken])
+    text = str(made.info)
+    assert text.splitlines()[0].split() == ["round", "1"]
+    assert "3 (0, 1, 2)" in text
+    assert "client 9: " in text
+    assert "6 (sample 1, sample 2, average, client 0, client 1, client 2)" in text
+    assert "distill" in text
+    assert repr(_make("fedbe+fedavgm")[0]).startswith("Server('fedbe+fedavgm', ")
