@@ -50,7 +50,7 @@ def parse(content: bytes, dimensions: int, name: str) -> NDArray[np.uint8]:
         name: the name for messages.
 
     Raises:
-        DataError: if the header is another one, or the number of values does not match it.
+        DataError: if the header is another one, or the number of values does not match it or is 0.
 
     Example:
         >>> parse(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), 1, "labels").tolist()
@@ -60,6 +60,8 @@ def parse(content: bytes, dimensions: int, name: str) -> NDArray[np.uint8]:
     if len(content) < start or content[:4] != bytes([0, 0, 8, dimensions]):
         raise DataError(f"{name} is not an IDX file of bytes with {dimensions} dimensions; download it again")
     shape = np.frombuffer(content, ">u4", dimensions, offset=4).tolist()
+    if 0 in shape:
+        raise DataError(f"{name}: the IDX header announces an empty array; download it again")
     if len(content) != start + math.prod(shape):
         raise DataError(
             f"{name}: the IDX header announces {math.prod(shape)} bytes, but {len(content) - start} follow; "
