@@ -48,17 +48,17 @@ def seconds(call: Callable[[torch.Tensor], object], indices: list[torch.Tensor])
 def measure(pixels: torch.Tensor, batch: int) -> dict[str, Speed]:
     """Every way of making a batch, in turn, so that a busy machine slows all of them alike."""
     draw, pick = generator(0, role="bench"), generator(0, role="bench-index")
-    feed = BatchLoader(pixels, mean=torch.full((3,), 0.47), std=torch.full((3,), 0.25), augment=Augment())
-    half, source, target = feed.to(torch.bfloat16), torch.rand(batch, 3072), torch.empty(batch, 3072)
+    loader = BatchLoader(pixels, mean=torch.full((3,), 0.47), std=torch.full((3,), 0.25), augment=Augment())
+    half, source, target = loader.to(torch.bfloat16), torch.rand(batch, 3072), torch.empty(batch, 3072)
 
     def copy(index: torch.Tensor) -> None:
         pixels.index_select(0, index)
         target.copy_(source)
 
     ways: dict[str, Callable[[torch.Tensor], object]] = {
-        "augmented float32": lambda index: feed.batch(index, draw),
+        "augmented float32": lambda index: loader.batch(index, draw),
         "augmented bfloat16": lambda index: half.batch(index, draw),
-        "plain float32": feed.batch,
+        "plain float32": loader.batch,
         "copy alone": copy,
     }
     took: dict[str, list[float]] = {name: [] for name in ways}

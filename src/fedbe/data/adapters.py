@@ -8,6 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -50,15 +51,19 @@ def from_folder(path: Path) -> Dataset | Task:
 
 
 def _class_folders(path: Path, name: str) -> Dataset:
-    entries = sorted(path.iterdir()) if path.is_dir() else []
-    folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    files = [(file, label) for label, folder in enumerate(folders) for file in _image_files(folder)]
+    folders = _visible_folders(path) if path.is_dir() else []
+    files_by_class = [_image_files(folder) for folder in folders]
+    files = list(chain.from_iterable(files_by_class))
     if not files:
         raise DataError(f"{path} must have one folder of images for each class, but there are no such images")
-    mode = _common_mode([file for file, _ in files])
-    pixels = np.stack([_pixels(file, mode) for file, _ in files])
-    labels = torch.tensor([label for _, label in files])
+    mode = _common_mode(files)
+    pixels = np.stack([_pixels(file, mode) for file in files])
+    labels = torch.arange(len(folders)).repeat_interleave(torch.tensor([len(group) for group in files_by_class]))
     return Dataset(name, as_inputs(pixels, name), labels, tuple(folder.name for folder in folders))
+
+
+def _visible_folders(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _image_files(folder: Path) -> list[Path]:

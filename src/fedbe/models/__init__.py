@@ -1,4 +1,4 @@
-"""The paper's networks. `build(name, classes, shape, …)` makes one with seeded weights."""
+"""The paper's networks. `build(name, classes, shape, generator)` makes one; `MODELS` lists the names."""
 
 from fedbe.models.build import MODELS, build
 

@@ -1,7 +1,7 @@
-"""Models by name."""
+"""The registry of networks, `MODELS`, and `build`."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -34,27 +34,46 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, classes: int, shape: tuple[int, ...], generator: torch.Generator, **settings: Any) -> nn.Module:
-    """The network `name` for inputs of `shape` ((3, 32, 32), or (D,) for vectors), weights drawn from the generator.
+    """Build a network. Its weights are drawn from `generator` and from nothing else.
 
-    Weights are Xavier-uniform, biases zero, as in the authors' runs; normalisation starts as the identity.
+    Weights are Xavier-uniform and biases zero, as in the authors' code. Normalisation starts as the identity.
+
+    Args:
+        name: a key of `MODELS`.
+        classes: number of outputs, at least 2.
+        shape: shape of one input, (C, H, W), or (D,) for vectors.
+        generator: the source of the weights.
+        settings: settings of that network, for example `norm="group"` or `hidden=(64,)`.
+
+    Raises:
+        SettingError: if the name or a setting is unknown, or a value does not fit.
+
+    Example:
+        >>> network = build("mlp", 10, (64,), torch.Generator().manual_seed(0), hidden=(32,))
+        >>> network(torch.zeros(5, 64)).shape
+        torch.Size([5, 10])
     """
     if name not in MODELS:
         raise SettingError(f"unknown model '{name}': {nearest(name, MODELS)}")
     if classes < 2:
         raise SettingError(f"`classes` must be >= 2, got {classes}")
-    known = [p for p in inspect.signature(MODELS[name]).parameters if p not in ("classes", "shape")]
-    for setting in settings:
-        if setting not in known:
-            hint = nearest(setting, known) if known else "it has none"
-            raise SettingError(f"model '{name}' has no setting '{setting}': {hint}")
+    _check_settings(name, settings)
     with global_rng(generator):
         try:
             module = MODELS[name](classes=classes, shape=shape, **settings)
         except TypeError as error:
-            given = ", ".join(f"{k} = {v!r}" for k, v in settings.items())
+            given = ", ".join(f"{key} = {value!r}" for key, value in settings.items())
             raise SettingError(f"model '{name}' cannot be made with {given}: {error}") from error
         module.apply(_initialise)
     return module
+
+
+def _check_settings(name: str, settings: Mapping[str, Any]) -> None:
+    allowed = [p for p in inspect.signature(MODELS[name]).parameters if p not in ("classes", "shape")]
+    for setting in settings:
+        if setting not in allowed:
+            hint = nearest(setting, allowed) if allowed else "it has none"
+            raise SettingError(f"model '{name}' has no setting '{setting}': {hint}")
 
 
 def _initialise(layer: nn.Module) -> None:

@@ -12,7 +12,13 @@ from fedbe.errors import SettingError
 class MLP(nn.Module):
     """Fully connected layers with ReLU between them; images are flattened.
 
-    hidden: widths of the hidden layers; the paper's two-layer network has one.
+    Args:
+        classes: number of outputs.
+        shape: shape of one input.
+        hidden: widths of the hidden layers; the paper's two-layer network has one.
+
+    Raises:
+        SettingError: if a width is not positive.
     """
 
     def __init__(self, classes: int, shape: tuple[int, ...], hidden: Sequence[int] = (64,)) -> None:
@@ -27,5 +33,6 @@ class MLP(nn.Module):
         self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, classes] of inputs [B, *shape]."""
         out: Tensor = self.head(self.features(x))
         return out

@@ -1,4 +1,4 @@
-"""MobileNetV2 (Sandler et al. 2018) for small images: the published blocks, fewer strides at the start."""
+"""MobileNetV2 (Sandler et al. 2018) for small images: the published blocks with fewer strides at the start."""
 
 from torch import Tensor, nn
 
@@ -15,7 +15,7 @@ def _conv(before: int, after: int, size: int, norm: str, stride: int = 1, groups
 
 
 class InvertedResidual(nn.Module):
-    """Expand by 1×1, filter by depth-wise 3×3, project by 1×1 without a non-linearity; shortcut where shapes agree."""
+    """Expand by 1×1, filter by depth-wise 3×3, project by 1×1 without a non-linearity; shortcut if shapes are equal."""
 
     def __init__(self, before: int, after: int, stride: int, expansion: int, norm: str) -> None:
         super().__init__()
@@ -27,24 +27,36 @@ class InvertedResidual(nn.Module):
         self.shortcut = stride == 1 and before == after
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, before, H, W] -> [B, after, H / stride, W / stride]."""
         out: Tensor = self.layers(x)
         return x + out if self.shortcut else out
 
 
 class MobileNetV2(nn.Module):
-    """ImageNet's five halvings leave nothing of a small image: images of up to 32 pixels skip the first two of
-    them (32 → 4 at the end), images of up to 64 skip the first (64 → 4). Parameters are the same for all sizes."""
+    """MobileNetV2 with fewer halvings for small images.
+
+    ImageNet's five halvings would shrink a small image to one pixel. Images of up to 32 pixels skip the first two
+    (32 → 4 at the end), images of up to 64 pixels skip the first (64 → 4). The parameters are the same for all sizes.
+
+    Args:
+        classes: number of outputs.
+        shape: (C, H, W) of one input, at least 16 × 16 pixels.
+        norm: "batch" or "group".
+
+    Raises:
+        SettingError: if an argument does not fit.
+    """
 
     def __init__(self, classes: int, shape: tuple[int, ...], norm: str = "batch") -> None:
         super().__init__()
         channels, height, width = image_shape(shape, 16, "MobileNetV2")
         side = max(height, width)
         stem_stride = 1 if side <= 64 else 2
-        skipped = 24 if side <= 32 else None  # the width whose stride is dropped
+        skipped_width = 24 if side <= 32 else None  # the stage of this width gets stride 1
         layers = _conv(channels, 32, 3, norm, stem_stride)
         before = 32
         for expansion, after, blocks, stride in BLOCKS:
-            first = 1 if after == skipped else stride
+            first = 1 if after == skipped_width else stride
             for i in range(blocks):
                 layers.append(InvertedResidual(before, after, first if i == 0 else 1, expansion, norm))
                 before = after
@@ -53,5 +65,6 @@ class MobileNetV2(nn.Module):
         self.head = nn.Linear(1280, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, classes] of images [B, C, H, W]."""
         out: Tensor = self.head(self.features(x))
         return out

@@ -1,4 +1,4 @@
-"""The choice between batch and group normalisation."""
+"""Batch or group normalisation, by name."""
 
 from torch import nn
 
@@ -8,7 +8,11 @@ NORMS = ("batch", "group")
 
 
 def norm_layer(kind: str, channels: int) -> nn.Module:
-    """BatchNorm2d, or GroupNorm with the largest number of groups up to 8 that divides the channels."""
+    """A BatchNorm2d ("batch"), or a GroupNorm ("group") with 8 groups, or 4, 2 or 1 if 8 does not divide `channels`.
+
+    Raises:
+        SettingError: if `kind` is unknown.
+    """
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     if kind == "group":

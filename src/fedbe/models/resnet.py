@@ -1,4 +1,4 @@
-"""ResNet-20/32/44/56 in the CIFAR form of He et al. (2016): 6n + 2 layers, widths 16, 32, 64."""
+"""ResNet-20/32/44/56, the CIFAR networks of He et al. (2016): 6n + 2 layers, widths 16, 32, 64."""
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -9,7 +9,7 @@ from fedbe.models.shapes import image_shape
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions and a shortcut without parameters: where the width grows it is strided and zero-padded."""
+    """Two 3×3 convolutions and a shortcut without parameters: strided and zero-padded where the width grows."""
 
     def __init__(self, before: int, after: int, stride: int, norm: str) -> None:
         super().__init__()
@@ -20,6 +20,7 @@ class Block(nn.Module):
         self.stride, self.grown = stride, after - before
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, before, H, W] -> [B, after, H / stride, W / stride]."""
         out = functional.relu(self.norm1(self.conv1(x)), inplace=True)
         out = self.norm2(self.conv2(out))
         if self.grown:
@@ -28,7 +29,17 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """depth: 20, 32, 44 or 56 (any 6n + 2); norm: batch or group."""
+    """A ResNet for CIFAR.
+
+    Args:
+        depth: 20, 32, 44 or 56, or any other 6n + 2.
+        classes: number of outputs.
+        shape: (C, H, W) of one input, at least 8 × 8 pixels.
+        norm: "batch" or "group".
+
+    Raises:
+        SettingError: if an argument does not fit.
+    """
 
     def __init__(self, depth: int, classes: int, shape: tuple[int, ...], norm: str = "batch") -> None:
         super().__init__()
@@ -48,5 +59,6 @@ class ResNet(nn.Module):
         self.head = nn.Linear(64, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, classes] of images [B, C, H, W]."""
         out: Tensor = self.head(self.features(self.stem(x)))
         return out
