@@ -49,7 +49,7 @@ def test_errors_reach_the_caller(tmp_path):
         run("show", "digits", "--major-classes", 11, "--to", tmp_path / "x.png")
     with pytest.raises(DataError, match="no client ids"):
         run("show", "digits", "--split", "column", "--to", tmp_path / "x.png")
-    with pytest.raises(DataError, match=r"cannot write .*unharmed"):
+    with pytest.raises(DataError, match="cannot write"):
         run("show", "digits", "--to", tmp_path / "nowhere" / "x.png")
     with pytest.raises(DataError, match="unknown data set"):
         run("get", "imagenet")
