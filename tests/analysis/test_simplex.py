@@ -38,8 +38,8 @@ def test_corners_and_centre_are_what_the_run_measured(swissroll: Path) -> None:
     told = {d.label for d in chart.panels[0].dots if d.role in ("corner", "centre")}
     expected = {f"client {c}: {100 * last['test_clients'][f'client {c}']['accuracy']:.1f} %" for c in range(3)}
     assert told == expected | {f"FedAvg: {100 * last['test']['accuracy']:.1f} %"}
-    assert "n = 1 run: FedAvg, seed 0, round 3" in chart.shown
-    assert "α = 0.5" in chart.shown
+    assert "n = 1 run: FedAvg, seed 0, round 3" in chart.caption
+    assert "α = 0.5" in chart.caption
 
 
 def test_three_hundred_samples_lie_inside_and_the_colour_is_accuracy(swissroll: Path) -> None:

@@ -89,7 +89,7 @@ def test_watch_serves_the_page_until_ctrl_c(make_run) -> None:
             assert found is not None
             address = found[0]
             with urllib.request.urlopen(address) as reply:
-                assert "Unfinished: FedAvg has played 1 of 3 rounds" in reply.read().decode()
+                assert "Unfinished: FedAvg has done 1 of 3 rounds" in reply.read().decode()
             foreign = urllib.request.Request(address, headers={"Host": "evil.example"})
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(foreign)

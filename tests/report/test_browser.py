@@ -96,9 +96,9 @@ def test_values_are_shown_by_pointer_and_by_keys(visit: Any, address: str) -> No
     assert "72.0 % ± 2.8 (n = 2)" in tip.inner_text()
     seen.page.locator(".memory svg").first.focus()
     seen.page.keyboard.press("ArrowRight")
-    assert "FedAvg, clients train" in tip.inner_text()
+    assert "FedAvg, client training" in tip.inner_text()
     seen.page.keyboard.press("ArrowRight")
-    assert "FedBE, clients train" in tip.inner_text()
+    assert "FedBE, client training" in tip.inner_text()
     seen.page.keyboard.press("Escape")
     assert tip.is_hidden()
 
@@ -187,11 +187,11 @@ def test_watch_brings_new_rounds_into_the_page(visit: Any, make_run: Any) -> Non
         seen = visit()
         home = f"http://127.0.0.1:{server.server_port}/"
         seen.page.goto(home)
-        assert seen.page.locator("h2").inner_text() == "Unfinished: FedBE has played 1 of 3 rounds"
+        assert seen.page.locator("h2").inner_text() == "Unfinished: FedBE has done 1 of 3 rounds"
         seen.page.locator(".accuracy summary").click()
         with (folder / "rounds.jsonl").open("a") as file:
             file.write(json.dumps(distilled(2, 0.6)) + "\n")
-        seen.page.get_by_text("FedBE has played 2 of 3 rounds").first.wait_for(timeout=15_000)
+        seen.page.get_by_text("FedBE has done 2 of 3 rounds").first.wait_for(timeout=15_000)
         assert seen.page.locator(".accuracy .label").text_content() == "FedBE 60.0"
         assert seen.page.locator(".accuracy details").get_attribute("open") is not None  # what was open stays open
         assert seen.problems == []

@@ -11,7 +11,8 @@ from PIL import Image
 
 from fedbe.report import build_sections, read_groups
 from fedbe.report.chart import Chart, Panel, Point, Series, Table
-from fedbe.report.figures import DRAW, _wrapped, draw, write_figures
+from fedbe.report.drawings import DRAW
+from fedbe.report.figures import draw, wrap, write_figures
 from fedbe.report.split_chart import split_chart
 
 STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
@@ -59,7 +60,7 @@ def test_every_chart_becomes_a_file(comparison: Path, tmp_path: Path, kind: str)
 def test_a_vector_picture_holds_its_words_and_is_the_same_twice(charts: dict[str, Chart]) -> None:
     drawn = draw(charts["accuracy"], "svg")
     text = drawn.decode()
-    assert all(word in text for word in ("FedBE ends highest", "FedAvg", "n = 2 seeds (0, 1)"))
+    assert all(word in text for word in ("FedBE reaches the highest", "FedAvg", "n = 2 seeds (0, 1)"))
     assert draw(charts["accuracy"], "svg") == drawn
     assert draw(charts["accuracy"], "pdf") == draw(charts["accuracy"], "pdf")
 
@@ -73,7 +74,7 @@ def test_a_picture_is_not_blank(charts: dict[str, Chart]) -> None:
 def test_a_bar_stands_in_the_row_of_its_method(charts: dict[str, Chart]) -> None:
     """FedAvg has no student: FedBE's bar must stay in FedBE's row."""
     chart = charts["seconds"]
-    panel = next(p for p in chart.panels if p.title == "student learns")
+    panel = next(p for p in chart.panels if p.title == "distillation")
     axes = Figure().add_subplot()
     DRAW["bars"](chart, panel, axes)
     (bar,) = axes.patches
@@ -82,8 +83,7 @@ def test_a_bar_stands_in_the_row_of_its_method(charts: dict[str, Chart]) -> None
 
 
 def test_a_number_stays_with_its_unit() -> None:
-    figure = Figure((4.0, 3.0))
-    assert _wrapped("clients are 82 % sure, samples 69 %", figure, 3.5) == "clients are\n82 % sure,\nsamples 69 %"
+    assert wrap("clients are 82 % sure, samples 69 %", 14) == "clients are\n82 % sure,\nsamples 69 %"
 
 
 @pytest.mark.slow

@@ -197,7 +197,7 @@ def test_the_picture_by_round_has_a_line_for_each_method_in_its_own_colour(tmp_p
         ("fedbe-tuned", "fedbe-tuned", 2),
     ]
     assert [(p.x, p.y, p.n) for p in panel.series[1].points] == [(1, pytest.approx(11), 2), (2, pytest.approx(21), 2)]
-    assert "n = 2 seeds (0, 1)" in chart.shown
+    assert "n = 2 seeds (0, 1)" in chart.caption
     assert chart.note == ""
 
 

@@ -13,20 +13,6 @@ from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import dump_recipe
 from fedbe.experiment.run_folder import Record
 
-__all__ = [
-    "Point",
-    "Record",
-    "Run",
-    "RunGroup",
-    "find_folders",
-    "over_seeds",
-    "point",
-    "read_groups",
-    "read_run",
-    "readable_folders",
-    "seeds_of",
-]
-
 
 @dataclass(frozen=True)
 class Point:

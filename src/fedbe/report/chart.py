@@ -1,17 +1,17 @@
-"""What a report shows, as plain data: the page and the pictures for papers are both drawn from these."""
+"""What a report shows, as plain data. The page and the pictures for papers are both drawn from it."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from fedbe.analysis.runs import Point
 
-# The last two are drawn as pictures only: `fedbe reproduce` makes them, no page shows them.
+# `fedbe reproduce` draws the last two as pictures. No page shows them.
 Kind = Literal["lines", "bars", "dots", "bubbles", "triangle", "histogram", "clouds"]
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line; `method` is its colour and the switch that hides it. style: solid, dashed or faint."""
+    """A line. `method` sets its colour and the button that hides it; `style` is solid, dashed or faint."""
 
     label: str
     method: str
@@ -21,7 +21,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar; `text` is the value as people read it."""
+    """One bar; `text` is the value with its unit."""
 
     label: str
     method: str
@@ -31,7 +31,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Dot:
-    """A mark at (x, y); corners of a triangle and the like carry a label, colour is a share from 0 to 1."""
+    """A mark at (x, y); `colour` is a share from 0 to 1, `role` is "mean", "corner", "centre", "best" or ""."""
 
     x: float
     y: float
@@ -43,7 +43,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Panel:
-    """One of the small pictures of a chart; which fields it fills depends on the kind of the chart."""
+    """One of the small pictures of a chart. The kind of the chart decides which fields it has."""
 
     title: str = ""
     series: tuple[Series, ...] = ()
@@ -57,7 +57,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Table:
-    """Text cells; `bold` holds the numbers of rows to stress."""
+    """Cells of text; `bold` has the numbers of the rows to emphasise."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -66,12 +66,24 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture with its finding, what is shown (with n and seeds), what is missing, and its numbers as a table."""
+    """A picture.
+
+    Attributes:
+        id: Its name within a section, and the name of its file.
+        kind: How it is drawn.
+        title: The finding, as a headline.
+        caption: What the picture shows, with n and the seeds.
+        panels: The data.
+        table: The same numbers as text.
+        x_label, y_label: Names of the axes.
+        unit, digits: Of the values.
+        note: A warning, for example about missing seeds.
+    """
 
     id: str
     kind: Kind
     title: str
-    shown: str
+    caption: str
     panels: tuple[Panel, ...]
     table: Table
     x_label: str = ""
@@ -80,8 +92,8 @@ class Chart:
     digits: int = 1
     note: str = ""
 
-    def drawing(self) -> dict[str, Any]:
-        """What the page's script needs."""
+    def page_data(self) -> dict[str, Any]:
+        """What the page's script needs, as JSON: everything but the table."""
         values = asdict(self)
         del values["table"]
         return values
@@ -89,17 +101,26 @@ class Chart:
 
 @dataclass(frozen=True)
 class ReportSection:
-    """One study on the page: a headline and how sure it is, the results as a table, then charts.
+    """One group of runs on the page.
 
-    missing: what could not be shown, and why.
+    Attributes:
+        id: Unique on the page.
+        title: The name of the group.
+        finding: The headline.
+        certainty: How certain the finding is.
+        about: Recipe, seeds, versions, machine.
+        results: The table of results.
+        charts: The charts.
+        methods: Name and title of each method.
+        missing: Sentences that say what could not be shown, and why.
     """
 
     id: str
     title: str
     finding: str
-    deck: str
+    certainty: str
     about: tuple[str, ...]
     results: Table
     charts: tuple[Chart, ...]
-    methods: tuple[tuple[str, str], ...]  # name and title
+    methods: tuple[tuple[str, str], ...]
     missing: tuple[str, ...] = field(default=())

@@ -1,38 +1,40 @@
-"""Charts of cost: time and memory by phase, the server beside the clients, bytes over the network."""
+"""Charts of cost: time and memory by phase, server against clients, network traffic."""
 
 from collections.abc import Callable, Mapping
 from statistics import mean
 
-from fedbe.analysis.runs import Record, Run, RunGroup, seeds_of
+from fedbe.analysis.runs import Run, RunGroup, seeds_of
+from fedbe.experiment.run_folder import Record
 from fedbe.report.chart import Bar, Chart, Panel, Table
 
-# The steps of a round as the record names them, gathered into what a reader can tell apart.
+ByMethod = dict[str, float]
+# The phases that a chart shows, each with the keys of a record's `seconds` that belong to it.
 PHASES: Mapping[str, tuple[str, ...]] = {
-    "clients train": ("train",),
+    "client training": ("train",),
     "guard and average": ("guard", "mean"),
-    "members vote": ("fit", "ensemble"),
-    "student learns": ("distill",),
-    "measuring": ("evaluate", "test"),
+    "ensemble": ("fit", "ensemble"),
+    "distillation": ("distill",),
+    "evaluation": ("evaluate", "test"),
 }
-MEMORY = {"train": "clients train", "server": "server step", "test": "measuring"}
-NOT_SERVER = ("train", "test", "evaluate", "round")  # `evaluate` measures the student: a report needs it, a server not
+MEMORY = {"train": "client training", "server": "server step", "test": "evaluation"}
+NOT_SERVER = ("train", "test", "evaluate", "round")  # `evaluate` tests the student: for the report, not for the method
 
 
 def seconds(group: RunGroup) -> Chart | None:
-    """Seconds a round by phase."""
-    columns = {name: _mean(group, _sum_of(keys)) for name, keys in PHASES.items()}
-    whole = _mean(group, lambda r: r.get("seconds", {}).get("round"))
+    """Seconds of a round by phase."""
+    columns = {phase: _mean(group, _seconds_of(keys)) for phase, keys in PHASES.items()}
+    whole = _mean(group, lambda record: record.get("seconds", {}).get("round"))
     if not whole:
         return None
-    titles = group.methods
-    spent = ", ".join(f"{time(whole[m])} with {titles[m]}" for m in whole)
+    by_title = ", ".join(f"{time(whole[m])} with {group.methods[m]}" for m in whole)
+    machines = sorted({run.info.made_with.get("machine", "unknown") for run in group.runs})
     return Chart(
         "seconds",
         "bars",
-        f"A round takes {spent}" if len(whole) < 4 else "Where the time of a round goes",
-        f"Wall-clock time of a round by phase, mean over rounds and seeds; {seeds_of(group.runs)}. {_machine(group)} "
-        "Measuring is for this report only.",
-        tuple(_panel(group, name, found, time) for name, found in columns.items() if found),
+        f"A round takes {by_title}" if len(whole) < 4 else "Time of a round by phase",
+        f"Wall-clock time of a round by phase, mean over rounds and seeds; {seeds_of(group.runs)}. Machine: "
+        f"{'; '.join(machines)}. Evaluation is only for this report.",
+        tuple(_panel(group, phase, values, time) for phase, values in columns.items() if values),
         _table(group, {**columns, "whole round": whole}, "s", lambda v: f"{v:.4f}"),
         unit="s",
     )
@@ -40,62 +42,65 @@ def seconds(group: RunGroup) -> Chart | None:
 
 def memory(group: RunGroup) -> Chart | None:
     """Peak memory by phase: the largest round of each run, mean over seeds."""
-    columns = {title: _peak(group, key) for key, title in MEMORY.items()}
-    if not any(columns.values()):
+    columns = {phase: _peak(group, key) for key, phase in MEMORY.items()}
+    peaks = [(mb, method) for values in columns.values() for method, mb in values.items()]
+    if not peaks:
         return None
-    top = max((mb, m) for found in columns.values() for m, mb in found.items())
+    peak, method = max(peaks)
     return Chart(
         "memory",
         "bars",
-        f"Memory peaks at {megabytes(top[0])}" + (f", with {group.methods[top[1]]}" if len(group.methods) > 1 else ""),
-        "Largest resident memory of all processes of a run by phase, mean over seeds; pages that processes share count "
-        f"in each; {seeds_of(group.runs)}.",
-        tuple(_panel(group, name, found, megabytes) for name, found in columns.items() if found),
+        f"Peak memory: {megabytes(peak)}" + (f", with {group.methods[method]}" if len(group.methods) > 1 else ""),
+        "Largest resident memory of all processes of a run by phase, mean over seeds. Memory that processes share is "
+        f"counted in each; {seeds_of(group.runs)}.",
+        tuple(_panel(group, phase, values, megabytes) for phase, values in columns.items() if values),
         _table(group, columns, "MB", lambda v: f"{v:.1f}"),
         unit="MB",
     )
 
 
-def sides(group: RunGroup) -> Chart | None:
-    """What the server's step costs beside what the clients' training costs, in seconds."""
-    columns = {"clients": _mean(group, _sum_of(("train",))), "server": _mean(group, _server_seconds)}
+def server_and_clients(group: RunGroup) -> Chart | None:
+    """Seconds of a round on the server and at the clients."""
+    columns = {"clients": _mean(group, _seconds_of(("train",))), "server": _mean(group, _server_seconds)}
     clients, server = columns.values()
     if not clients or not server:
         return None
-    heavy = max(server, key=lambda m: server[m])
+    slowest = max(server, key=lambda m: server[m])
+    title = group.methods[slowest]
     return Chart(
         "sides",
         "bars",
-        f"{group.methods[heavy]}'s server works {time(server[heavy])} a round, its clients {time(clients[heavy])}",
-        "Seconds a round of the clients' training (all clients, shared by the worker processes) and of the server's "
+        f"{title}: {time(server[slowest])} a round on the server, {time(clients[slowest])} at the clients",
+        "Seconds a round of the clients' training (all clients, shared by the worker processes) and of the server "
         f"step, mean over rounds and seeds; {seeds_of(group.runs)}.",
-        tuple(_panel(group, name, values, time) for name, values in columns.items()),
+        tuple(_panel(group, side, values, time) for side, values in columns.items()),
         _table(group, columns, "s", lambda v: f"{v:.4f}"),
         unit="s",
     )
 
 
 def traffic(group: RunGroup) -> Chart | None:
-    """Bytes a round, down to the clients and up to the server."""
+    """Bytes of a round, down to the clients and up to the server."""
     columns = {"server to clients": _mean(group, _bytes("down")), "clients to server": _mean(group, _bytes("up"))}
-    whole = _mean(group, lambda r: sum(r["bytes"].values()) if "bytes" in r else None)
+    whole = _mean(group, lambda record: sum(record["bytes"].values()) if "bytes" in record else None)
     if not whole:
         return None
     most, differ = max(whole, key=lambda m: whole[m]), len(set(whole.values())) > 1
     return Chart(
         "bytes",
         "bars",
-        f"A round moves {size(whole[most])}" + (f" with {group.methods[most]}, the most" if differ else ""),
-        "What a network would have moved in a round, mean over rounds and seeds; the server's own work moves "
-        f"nothing; {seeds_of(group.runs)}.",
-        tuple(_panel(group, name, values, size) for name, values in columns.items()),
+        f"A round sends {size(whole[most])}" + (f" with {group.methods[most]}, the most" if differ else ""),
+        "Bytes that a network would carry in a round, mean over rounds and seeds. The server step sends nothing; "
+        f"{seeds_of(group.runs)}.",
+        tuple(_panel(group, way, values, size) for way, values in columns.items()),
         _table(group, columns, "bytes", lambda v: f"{v:,.0f}"),
         unit="bytes",
     )
 
 
 def time(value: float) -> str:
-    """
+    """Seconds as text.
+
     >>> time(0.0042), time(0.42), time(42.0)
     ('4.2 ms', '0.42 s', '42.0 s')
     """
@@ -105,11 +110,13 @@ def time(value: float) -> str:
 
 
 def megabytes(value: float) -> str:
+    """Megabytes as text."""
     return f"{value:,.0f} MB"
 
 
 def size(value: float) -> str:
-    """
+    """Bytes as text.
+
     >>> size(525_200), size(900), size(5.252e9)
     ('525 kB', '900 B', '5.25 GB')
     """
@@ -119,32 +126,33 @@ def size(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def _panel(group: RunGroup, name: str, values: Mapping[str, float], text: Callable[[float], str]) -> Panel:
-    return Panel(name, bars=tuple(Bar(group.methods[m], m, v, text(v)) for m, v in values.items()))
+def _panel(group: RunGroup, title: str, values: ByMethod, text: Callable[[float], str]) -> Panel:
+    return Panel(title, bars=tuple(Bar(group.methods[m], m, v, text(v)) for m, v in values.items()))
 
 
-def _table(
-    group: RunGroup, columns: Mapping[str, Mapping[str, float]], unit: str, text: Callable[[float], str]
-) -> Table:
+def _table(group: RunGroup, columns: Mapping[str, ByMethod], unit: str, text: Callable[[float], str]) -> Table:
     rows = tuple(
-        (title, *(text(found[m]) if m in found else "–" for found in columns.values()))
+        (title, *(text(values[m]) if m in values else "–" for values in columns.values()))
         for m, title in group.methods.items()
     )
     return Table(("Method", *(f"{name}, {unit}" for name in columns)), rows)
 
 
-def _mean(group: RunGroup, value: Callable[[Record], float | None]) -> dict[str, float]:
-    """By method: the mean over all rounds of all its runs, of which those without a value count as 0 (a phase that only
-    some rounds have); methods that never have one are left out."""
-    found = {}
+def _mean(group: RunGroup, value: Callable[[Record], float | None]) -> ByMethod:
+    """By method: the mean over all rounds of all its runs.
+
+    A round without the value counts as 0, because only some rounds have the phase. A method that never has it is left
+    out.
+    """
+    means = {}
     for method in group.methods:
-        values = [value(r) for t in group.of(method) for r in t.records]
+        values = [value(record) for run in group.of(method) for record in run.records]
         if any(v is not None for v in values):
-            found[method] = mean(v or 0.0 for v in values)
-    return found
+            means[method] = mean(v or 0.0 for v in values)
+    return means
 
 
-def _sum_of(keys: tuple[str, ...]) -> Callable[[Record], float | None]:
+def _seconds_of(keys: tuple[str, ...]) -> Callable[[Record], float | None]:
     def read(record: Record) -> float | None:
         parts = [v for k, v in record.get("seconds", {}).items() if k in keys]
         return sum(parts) if parts else None
@@ -157,18 +165,15 @@ def _bytes(way: str) -> Callable[[Record], float | None]:
 
 
 def _server_seconds(record: Record) -> float | None:
-    found = record.get("seconds", {})
-    return sum(v for k, v in found.items() if k not in NOT_SERVER) if found else None
+    parts = record.get("seconds", {})
+    return sum(v for k, v in parts.items() if k not in NOT_SERVER) if parts else None
 
 
-def _peak(group: RunGroup, key: str) -> dict[str, float]:
+def _peak(group: RunGroup, key: str) -> ByMethod:
+    """By method: the largest memory of each run in a phase, mean over the runs."""
+
     def largest(run: Run) -> float | None:
         return max((r["memory_mb"][key] for r in run.records if key in r.get("memory_mb", {})), default=None)
 
-    found = {m: [v for t in group.of(m) if (v := largest(t)) is not None] for m in group.methods}
-    return {m: mean(values) for m, values in found.items() if values}
-
-
-def _machine(group: RunGroup) -> str:
-    machines = sorted({t.info.made_with.get("machine", "unknown") for t in group.runs})
-    return f"Machine: {'; '.join(machines)}."
+    peaks = {m: [mb for run in group.of(m) if (mb := largest(run)) is not None] for m in group.methods}
+    return {m: mean(values) for m, values in peaks.items() if values}

@@ -1,20 +1,21 @@
-"""Charts of quality: accuracy by round, ensemble beside student and average, calibration."""
+"""Charts of quality: accuracy by round, ensemble against student and average, calibration."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 
-from fedbe.analysis.runs import Point, Record, Run, RunGroup, over_seeds, seeds_of
+from fedbe.analysis.runs import Point, Run, RunGroup, over_seeds, seeds_of
+from fedbe.experiment.run_folder import Record
 from fedbe.report.chart import Chart, Dot, Panel, Series, Table
 
-BAND = "Line: mean over seeds; band: ± one standard deviation"
+Value = Callable[[Record], float | None]
 
 
-def percent(part: str, measure: str) -> Callable[[Record], float | None]:
-    """Reads one measure of a record, in percent; what is no number counts as missing."""
+def percent(part: str, metric: str) -> Value:
+    """A function that reads one metric of a record in percent; None if it is missing or not finite."""
 
     def read(record: Record) -> float | None:
-        value = record.get(part, {}).get(measure)
+        value = record.get(part, {}).get(metric)
         return None if value is None or not math.isfinite(value) else 100 * float(value)
 
     return read
@@ -26,58 +27,83 @@ def accuracy(group: RunGroup) -> Chart | None:
     series = _by_method(group, value)
     if not series:
         return None
-    verb, title = "is" if group.unfinished else "ends", "Test accuracy by round"
-    if ends := _ends(group, value):
-        top, end = max(ends.items(), key=lambda pair: pair[1].y)
-        how = "at" if len(series) == 1 else "highest, at"
-        title = f"{top} {verb} {how} {end.y:.1f} % after {_rounds(int(end.x))}"
+    title = "Test accuracy by round"
+    if ends := _last_points(group, value):
+        best, end = max(ends.items(), key=lambda pair: pair[1].y)
+        so_far = " so far" if group.unfinished else ""
+        highest = f"the highest accuracy{so_far}, " if len(series) > 1 else ""
+        title = f"{best} reaches {highest}{end.y:.1f} % after {_rounds(int(end.x))}"
     return Chart(
         "accuracy",
         "lines",
         title,
-        f"Test accuracy by round. {shown(group.runs)}.",
+        f"Test accuracy by round. {how_to_read(group.runs)}.",
         (Panel(series=series),),
         points_table(series, "Test accuracy, %"),
         "round",
         "test accuracy, %",
         "%",
-        note=uneven(series),
+        note=uneven_note(series),
     )
 
 
-PARTS = (("test", "", "solid"), ("test_ensemble", "ensemble", "dashed"), ("test_average", "average", "faint"))
-
-
-def teachers(group: RunGroup) -> Chart | None:
-    """For each method: the vote of the ensemble, the average of the clients, and the model that the round ends with."""
-    panels = []
-    for method, title in group.methods.items():
-        runs, series = group.of(method), []
-        for part, name, style in PARTS:
-            points = over_seeds(runs, percent(part, "accuracy"))
-            if points:
-                series.append(Series(name or runs[0].ends_as, method, points, style))
-        if len(series) > 1:
-            panels.append(Panel(title, tuple(series)))
+def ensembles(group: RunGroup) -> Chart | None:
+    """For each method: the ensemble, the average of the clients, and the model that the round ends with."""
+    panels = [panel for method in group.methods if (panel := _ensemble_panel(group, method)) is not None]
     if not panels:
         return None
-    rows = tuple(s for p in panels for s in _prefixed(p))
-    left_out = ", ".join(t for t in group.methods.values() if t not in {p.title for p in panels})
-    vote = "the ensemble's vote, of " if any(s.label == "ensemble" for p in panels for s in p.series) else ""
+    series = [s for panel in panels for s in _with_panel_title(panel)]
+    ensemble = "the ensemble, of " if any(s.label.endswith(", ensemble") for s in series) else ""
     return Chart(
         "teachers",
         "lines",
-        _gap(panels[-1]),
-        f"Test accuracy by round of {vote}the average of the clients' weights (with the "
-        "server's momentum, if the method has it), and of what the round ends with: the student that learned from the "
-        f"vote, if there is one. {shown(group.runs)}.",
+        _gap_to_average(panels[-1]),
+        f"Test accuracy by round of {ensemble}the average of the clients' weights (with server momentum, if the "
+        "method has it), and of the model that the round ends with: the student that learned from the ensemble, if "
+        f"there is one. {how_to_read(group.runs)}.",
         tuple(panels),
-        points_table(rows, "Test accuracy, %"),
+        points_table(series, "Test accuracy, %"),
         "round",
         "test accuracy, %",
         "%",
-        note=f"Not shown: {left_out}, of which only what a round ends with was measured." if left_out else "",
+        note=_without_panel(group, panels),
     )
+
+
+def _without_panel(group: RunGroup, panels: Sequence[Panel]) -> str:
+    shown = {panel.title for panel in panels}
+    missing = ", ".join(title for title in group.methods.values() if title not in shown)
+    return f"Not shown: {missing}. Only the model that a round ends with was tested." if missing else ""
+
+
+def _ensemble_panel(group: RunGroup, method: str) -> Panel | None:
+    runs = group.of(method)
+    parts = (
+        (runs[0].ends_as, "test", "solid"),
+        ("ensemble", "test_ensemble", "dashed"),
+        ("average", "test_average", "faint"),
+    )
+    lines = ((label, over_seeds(runs, percent(key, "accuracy")), style) for label, key, style in parts)
+    series = tuple(Series(label, method, points, style) for label, points, style in lines if points)
+    return Panel(group.methods[method], series) if len(series) > 1 else None
+
+
+def _gap_to_average(panel: Panel) -> str:
+    """The finding of one method: how far ensemble and student are from the average in the last round."""
+    ends = {s.label: s.points[-1].y for s in panel.series}
+    average = ends.pop("average", None)
+    if average is None:
+        return f"{panel.title}: {' and '.join(sorted(ends))}"
+    (first, gap), *others = sorted((label, y - average) for label, y in ends.items())
+    return f"{panel.title}: {first} {_gap(gap)} the average" + "".join(f", {label} {_gap(g)} it" for label, g in others)
+
+
+def _gap(points: float) -> str:
+    """
+    >>> _gap(2.04), _gap(-0.5), _gap(0.01)
+    ('2.0 points above', '0.5 points below', 'equal to')
+    """
+    return "equal to" if abs(points) < 0.05 else f"{abs(points):.1f} points {'above' if points > 0 else 'below'}"
 
 
 def calibration(group: RunGroup) -> Chart | None:
@@ -87,112 +113,118 @@ def calibration(group: RunGroup) -> Chart | None:
     if not series:
         return None
     title = "Calibration error by round"
-    if ends := _ends(group, value):
-        low, end = min(ends.items(), key=lambda pair: pair[1].y)
-        title = f"Calibration error {'is' if group.unfinished else 'ends'} at {end.y:.1f} points for {low}"
-        title += ", the lowest" if len(series) > 1 else ""
+    if ends := _last_points(group, value):
+        best, end = min(ends.items(), key=lambda pair: pair[1].y)
+        title = f"{best} has {'a' if len(series) == 1 else 'the lowest'} calibration error: {end.y:.1f} points"
     return Chart(
         "calibration",
         "lines",
         title,
-        "Expected calibration error (ECE, 15 bins of confidence) on the test data by round: 0 is best. "
-        f"{shown(group.runs)}.",
+        "Expected calibration error (ECE, 15 bins) on the test data by round: the mean distance between confidence "
+        f"and accuracy. 0 is best. {how_to_read(group.runs)}.",
         (Panel(series=series),),
         points_table(series, "ECE, points"),
         "round",
         "ECE, points",
         "points",
-        note=uneven(series),
+        note=uneven_note(series),
     )
 
 
 def confidence(group: RunGroup) -> Chart | None:
-    """Mean confidence against accuracy at the end: a dot for each seed, a ring for their mean."""
-    dots, ends = [], []
-    for method, title in group.methods.items():
-        last = [(t.info.seed, _both(t.measured[-1])) for t in group.of(method) if t.measured]
-        found = [(seed, pair) for seed, pair in last if pair is not None]
-        dots += [Dot(x, y, f"{title}, seed {seed}", method) for seed, (x, y) in found]
-        if found:
-            x, y = (mean(pair[axis] for _, pair in found) for axis in (0, 1))
-            ends.append(Dot(x, y, title, method, role="mean"))
-    if not dots:
+    """Mean confidence and accuracy in the last round: a dot for each seed, a ring for the mean of a method."""
+    seeds, means = [], []
+    for method in group.methods:
+        dots = _confidence_dots(group, method)
+        seeds += dots
+        if dots:
+            x, y = mean(d.x for d in dots), mean(d.y for d in dots)
+            means.append(Dot(x, y, group.methods[method], method, role="mean"))
+    if not seeds:
         return None
+    rows = [(d.label, d) for d in seeds] + [(f"{d.label}, mean", d) for d in means]
     return Chart(
         "confidence",
         "dots",
-        _sure(group, ends),
-        "Mean confidence against accuracy on the test data at each run's last round. On the diagonal a model is as "
-        f"sure as it is right. A dot for each seed, a ring for the mean of a method; {seeds_of(group.runs)}.",
-        (Panel(dots=(*dots, *ends)),),
-        Table(
-            ("Run", "Confidence, %", "Accuracy, %"),
-            tuple((f"{d.label}, mean" if d.role else d.label, f"{d.x:.1f}", f"{d.y:.1f}") for d in (*dots, *ends)),
-        ),
+        _over_or_under(means),
+        "Mean confidence and accuracy on the test data in each run's last round. On the diagonal they are equal; below "
+        "it a model is overconfident, above it underconfident. A dot for each seed, a ring for the mean of a method; "
+        f"{seeds_of(group.runs)}.",
+        (Panel(dots=(*seeds, *means)),),
+        Table(("Run", "Confidence, %", "Accuracy, %"), tuple((name, f"{d.x:.1f}", f"{d.y:.1f}") for name, d in rows)),
         "mean confidence, %",
         "accuracy, %",
         "%",
     )
 
 
-def _both(record: Record) -> tuple[float, float] | None:
-    x, y = percent("test", "confidence")(record), percent("test", "accuracy")(record)
-    return None if x is None or y is None else (x, y)
+def _confidence_dots(group: RunGroup, method: str) -> list[Dot]:
+    """A dot for each seed of a method whose last tested round has both numbers."""
+    dots = []
+    for run in group.of(method):
+        record = run.measured[-1] if run.measured else {}
+        x, y = percent("test", "confidence")(record), percent("test", "accuracy")(record)
+        if x is not None and y is not None:
+            dots.append(Dot(x, y, f"{run.title}, seed {run.info.seed}", method))
+    return dots
 
 
-def _sure(group: RunGroup, ends: Sequence[Dot]) -> str:
-    """The finding: the method that is furthest from the diagonal at the end."""
-    worst = max(ends, key=lambda d: abs(d.y - d.x))
+def _over_or_under(means: Sequence[Dot]) -> str:
+    """The finding: the method whose confidence is furthest from its accuracy.
+
+    >>> _over_or_under([Dot(70, 75, "FedAvg"), Dot(80, 79, "FedBE")])
+    'FedAvg is underconfident by 5.0 points'
+    """
+    worst = max(means, key=lambda d: abs(d.y - d.x))
     gap = worst.y - worst.x
-    way = "less sure than it is right" if gap > 0 else "surer than it is right"
-    verb = "is" if group.unfinished else "ends"
-    return f"{worst.label} {verb} {abs(gap):.1f} points {way}"
+    return f"{worst.label} is {'under' if gap > 0 else 'over'}confident by {abs(gap):.1f} points"
 
 
-def _gap(panel: Panel) -> str:
-    """The finding of one method: how far ensemble and student end from the average."""
-    ends = {s.label: s.points[-1].y for s in panel.series}
-    base = ends.get("average")
-    if base is None:
-        return f"{panel.title}: the ensemble beside the model"
-    others = sorted(((name, y - base) for name, y in ends.items() if name != "average"), key=lambda pair: pair[0])
-    (first, gap), *rest = others
-    return f"{panel.title}'s {first} is {_far(gap)} its average" + "".join(f", its {n} {_far(d)} it" for n, d in rest)
+def _last_points(group: RunGroup, value: Value) -> dict[str, Point]:
+    """The points that a title may compare, by the methods' titles; empty if the methods have none in common.
 
-
-def _far(gap: float) -> str:
+    Each is the last point of a method over the seeds that all methods have. While runs go on, it is the point in the
+    last round that all methods have; a method of one round has its only point.
     """
-    >>> _far(2.04), _far(-0.5), _far(0.01)
-    ('2.0 points above', '0.5 points below', 'level with')
-    """
-    return "level with" if abs(gap) < 0.05 else f"{abs(gap):.1f} points {'above' if gap > 0 else 'below'}"
+    runs = _runs_of_common_seeds(group, value)
+    lines = {method: [p for p in over_seeds(own, value) if p.n == len(own)] for method, own in runs.items()}
+    last = _last_common_round(runs, lines) if group.unfinished else math.inf
+    ends: dict[str, Point] = {}
+    for method, line in lines.items():
+        points = line if len(line) == 1 else [p for p in line if p.x <= last]
+        if not points:
+            return {}
+        ends[group.methods[method]] = points[-1]
+    return ends
 
 
-def _ends(group: RunGroup, value: Callable[[Record], float | None]) -> dict[str, Point]:
-    """Where the methods' lines are to be compared, by title: on the seeds that all have, at the end; and while runs go
-    on, in the last round that all of these have. Methods of one round end where they are."""
-    runs = {m: [t for t in group.of(m) if any(value(r) is not None for r in t.records)] for m in group.methods}
-    runs = {m: own for m, own in runs.items() if own}
-    seeds = set.intersection(*({t.info.seed for t in own} for own in runs.values()))
-    fair = {m: [t for t in own if t.info.seed in seeds] for m, own in runs.items()}
-    lines = {m: [p for p in over_seeds(own, value) if p.n == len(seeds)] for m, own in fair.items()}
-    if group.unfinished:
-        long = [{p.x for p in lines[m]} for m, own in fair.items() if any(t.rounds > 1 for t in own)]
-        last = max(set.intersection(*long), default=0) if long else 0
-        lines = {m: [p for p in line if p.x <= last or len(line) == 1] for m, line in lines.items()}
-    return {group.methods[m]: line[-1] for m, line in lines.items()} if all(lines.values()) else {}
+def _runs_of_common_seeds(group: RunGroup, value: Value) -> dict[str, list[Run]]:
+    """By method: the runs that have the value, of the seeds that all methods have."""
+    runs: dict[str, list[Run]] = {}
+    for run in group.runs:
+        if any(value(record) is not None for record in run.records):
+            runs.setdefault(run.info.method, []).append(run)
+    seeds = set.intersection(*({run.info.seed for run in own} for own in runs.values()))
+    return {method: [run for run in own if run.info.seed in seeds] for method, own in runs.items()}
 
 
-def _by_method(group: RunGroup, value: Callable[[Record], float | None]) -> tuple[Series, ...]:
-    found = ((title, m, over_seeds(group.of(m), value)) for m, title in group.methods.items())
-    return tuple(Series(title, m, points) for title, m, points in found if points)
+def _last_common_round(runs: Mapping[str, Sequence[Run]], lines: Mapping[str, Sequence[Point]]) -> float:
+    """The last round that all methods of more than one round have; 0 if there is none."""
+    rounds = [{p.x for p in lines[method]} for method, own in runs.items() if any(run.rounds > 1 for run in own)]
+    return max(set.intersection(*rounds), default=0) if rounds else 0
 
 
-def _prefixed(panel: Panel) -> list[Series]:
+def _by_method(group: RunGroup, value: Value) -> tuple[Series, ...]:
+    lines = ((title, method, over_seeds(group.of(method), value)) for method, title in group.methods.items())
+    return tuple(Series(title, method, points) for title, method, points in lines if points)
+
+
+def _with_panel_title(panel: Panel) -> list[Series]:
     return [Series(f"{panel.title}, {s.label}", s.method, s.points) for s in panel.series]
 
 
 def points_table(series: Sequence[Series], what: str) -> Table:
+    """The numbers of a line chart: a row for each point."""
     rows = [
         (s.label, f"{p.x:g}", f"{p.y:.2f}", "–" if p.high is None else f"{p.high - p.y:.2f}", str(p.n))
         for s in series
@@ -201,19 +233,21 @@ def points_table(series: Sequence[Series], what: str) -> Table:
     return Table(("Series", "Round", what, "std", "n"), tuple(rows))
 
 
-def shown(runs: Sequence[Run]) -> str:
-    """How the lines of these runs are to be read."""
+def how_to_read(runs: Sequence[Run]) -> str:
+    """What line and band of a chart mean, and the seeds."""
     seeds = seeds_of(runs)
-    return f"{BAND}; {seeds}" if not seeds.startswith("n = 1 ") else f"One run for each line, so no band; {seeds}"
+    if seeds.startswith("n = 1 "):
+        return f"One run for each line, so no band; {seeds}"
+    return f"Line: mean over seeds; band: ± one standard deviation; {seeds}"
 
 
 def _rounds(count: int) -> str:
     return f"{count} round{'s' if count > 1 else ''}"
 
 
-def uneven(series: Sequence[Series]) -> str:
-    """A mean over other seeds from one round to the next can jump: say so."""
-    jumps = [s.label for s in series if len({p.n for p in s.points}) > 1]
-    if not jumps:
+def uneven_note(series: Sequence[Series]) -> str:
+    """A warning that a mean may jump where the number of seeds changes along a line; "" if it never does."""
+    uneven = [s.label for s in series if len({p.n for p in s.points}) > 1]
+    if not uneven:
         return ""
-    return f"{', '.join(jumps)}: not every seed has come equally far, so n changes along the line (see the data)."
+    return f"{', '.join(uneven)}: some seeds have fewer rounds, so n changes along the line (see the data)."

@@ -81,7 +81,7 @@ def _section(section: ReportSection) -> str:
         f'<section id="{section.id}" aria-labelledby="{section.id}-title">'
         f'<p class="kicker">{escape(section.title)}</p>'
         f'<h2 id="{section.id}-title">{escape(section.finding)}</h2>'
-        f'<p class="deck">{escape(section.deck)}</p>'
+        f'<p class="deck">{escape(section.certainty)}</p>'
         f'<div class="about">{about}</div>'
         f'<div class="scroll results" role="region" aria-label="Results" tabindex="0">{_results(section)}</div>'
         f'<p class="fine">{RESULTS_NOTE}{PAIRED_NOTE if len(section.methods) > 1 else ""}</p>'
@@ -108,7 +108,7 @@ def _figure(section: ReportSection, chart: Chart) -> str:
     note = f'<p class="missing">{escape(chart.note)}</p>' if chart.note else ""
     return (
         f'<figure id="{name}" class="chart {chart.kind} {chart.id}" aria-labelledby="{name}-title">'
-        f'<figcaption><h3 id="{name}-title">{escape(chart.title)}</h3><p>{escape(chart.shown)}</p>{note}</figcaption>'
+        f'<figcaption><h3 id="{name}-title">{escape(chart.title)}</h3><p>{escape(chart.caption)}</p>{note}</figcaption>'
         f'<div class="plot"></div>'
         f"<details><summary>The data behind it</summary>"
         f'<div class="scroll" tabindex="0" role="region" aria-label="Data: {escape(chart.title)}">'
@@ -134,7 +134,7 @@ def _paragraphs(lines: Sequence[str], style: str) -> str:
 
 def _data(sections: Sequence[ReportSection]) -> str:
     """The charts as JSON that no text in it can end: < and & are written as escapes."""
-    drawings = {f"{s.id}-{c.id}": c.drawing() for s in sections for c in s.charts}
+    drawings = {f"{s.id}-{c.id}": c.page_data() for s in sections for c in s.charts}
     variables = {name: colours.variable(name) for s in sections for name, _ in s.methods}
     text = json.dumps({"charts": drawings, "colours": variables}, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -1,6 +1,6 @@
-"""The comparison table: mean ± std, n, the paired difference to the first method and how likely chance gives it."""
+"""The table of results: mean ± std, n, and the difference to the first method, paired by seed, with its p-value."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 
 from fedbe.analysis.runs import Run, RunGroup
@@ -9,117 +9,121 @@ from fedbe.report.chart import Table
 
 
 @dataclass(frozen=True)
-class Result:
-    """One method: its finished accuracies by seed, and its row; `paired` seeds are shared with the reference."""
+class MethodResult:
+    """The finished runs of one method.
+
+    Attributes:
+        title: The method's name for people.
+        accuracies: Final test accuracy in percent by seed.
+        row: Mean, spread and the paired difference to the first method; None without a finished run.
+        paired: Number of seeds that the first method has too.
+        unfinished: The runs that are not in the numbers.
+    """
 
     title: str
-    method: str
-    finals: dict[int, float]
+    accuracies: dict[int, float]
     row: comparison.Row | None
     paired: int
     unfinished: tuple[Run, ...]
 
-
-def results(group: RunGroup) -> list[Result]:
-    """Finished runs only: an accuracy in the middle of a run is not a result."""
-    finals = {m: _finals(group.of(m)) for m in group.methods}
-    base = next(iter(finals))
-    found = []
-    for method, title in group.methods.items():
-        own = finals[method]
-        shared = [s for s in own if s in finals[base]] if method != base else []
-        row = comparison.row(method, tuple(own.values()), None) if own else None
-        if shared:
-            paired = comparison.row(method, tuple(own[s] for s in shared), tuple(finals[base][s] for s in shared))
-            row = comparison.Row(method, tuple(own.values()), paired.difference, paired.spread, paired.chance)
-        late = tuple(t for t in group.of(method) if not t.finished)
-        found.append(Result(title, method, own, row, len(shared), late))
-    return found
+    def mean_over(self, seeds: list[int]) -> float:
+        """Mean accuracy over some of the seeds."""
+        return mean(self.accuracies[seed] for seed in seeds)
 
 
-def fair_seeds(found: list[Result]) -> list[int]:
-    """The seeds that all methods with a result have: means over other ones are not to be compared."""
-    done = [r for r in found if r.finals]
-    return [seed for seed in done[0].finals if all(seed in r.finals for r in done)] if done else []
+def method_results(group: RunGroup) -> list[MethodResult]:
+    """A result for each method, from finished runs only: the accuracy of an unfinished run is not a result."""
+    first = next(iter(group.methods))
+    reference = _final_accuracies(group.of(first))
+    return [_method_result(group, method, {} if method == first else reference) for method in group.methods]
 
 
-def best(found: list[Result]) -> Result | None:
-    """The method with the highest mean over the fair seeds, if there are such."""
-    seeds = fair_seeds(found)
-    return max((r for r in found if r.finals), key=lambda r: _mean(r, seeds)) if seeds else None
+def _method_result(group: RunGroup, method: str, reference: dict[int, float]) -> MethodResult:
+    accuracies = _final_accuracies(group.of(method))
+    shared = [seed for seed in accuracies if seed in reference]
+    row = comparison.row(method, tuple(accuracies.values()), None) if accuracies else None
+    if shared:
+        paired = comparison.row(method, tuple(accuracies[s] for s in shared), tuple(reference[s] for s in shared))
+        row = replace(paired, accuracies=tuple(accuracies.values()))
+    unfinished = tuple(run for run in group.of(method) if not run.finished)
+    return MethodResult(group.methods[method], accuracies, row, len(shared), unfinished)
 
 
-def _mean(result: Result, seeds: list[int]) -> float:
-    return mean(result.finals[seed] for seed in seeds)
+def _final_accuracies(runs: list[Run]) -> dict[int, float]:
+    return {r.info.seed: 100 * float(r.info.final["accuracy"]) for r in runs if r.info.final is not None}
+
+
+def common_seeds(results: list[MethodResult]) -> list[int]:
+    """The seeds that all methods with a result have: only means over these can be compared."""
+    seeds = [r.accuracies.keys() for r in results if r.accuracies]
+    return [seed for seed in seeds[0] if all(seed in others for others in seeds)] if seeds else []
+
+
+def best(results: list[MethodResult]) -> MethodResult | None:
+    """The method with the highest mean over the common seeds; None if there are no such seeds."""
+    seeds = common_seeds(results)
+    if not seeds:
+        return None
+    return max((r for r in results if r.accuracies), key=lambda r: r.mean_over(seeds))
 
 
 def table(group: RunGroup) -> Table:
-    found = results(group)
-    first = best(found)
-    columns: tuple[str, ...] = (
-        "Method",
-        "Test accuracy, %",
-        "n",
-        "Seeds",
-        f"Against {found[0].title}, points",
-        "Paired n",
-        "p",
-    )
-    rows = tuple(_cells(r) for r in found)
-    if len(found) == 1:  # nothing to compare with
-        columns, rows = columns[:4], tuple(row[:4] for row in rows)
-    several = len([r for r in found if r.row]) > 1
-    bold = tuple(i for i, r in enumerate(found) if several and r is first)
-    return Table(columns, rows, bold)
+    """The results as text; the best method is bold."""
+    results = method_results(group)
+    accuracy = ("Method", "Test accuracy, %", "n", "Seeds")
+    if len(results) == 1:
+        return Table(accuracy, (_accuracy_cells(results[0]),))
+    columns = (*accuracy, f"Difference to {results[0].title}, points", "Paired n", "p")
+    rows = tuple((*_accuracy_cells(r), *_difference_cells(r)) for r in results)
+    comparable = len([r for r in results if r.row]) > 1
+    winner = best(results)
+    return Table(columns, rows, tuple(i for i, r in enumerate(results) if comparable and r is winner))
 
 
-def _cells(result: Result) -> tuple[str, ...]:
-    late = f"unfinished: {', '.join(str(t.info.seed) for t in result.unfinished)}" if result.unfinished else ""
+def _accuracy_cells(result: MethodResult) -> tuple[str, ...]:
+    accuracy = "–" if result.row is None else comparison.cells_of(result.row)[1]
+    seeds = [", ".join(map(str, result.accuracies))] if result.accuracies else []
+    if result.unfinished:
+        seeds.append(f"unfinished: {', '.join(str(run.info.seed) for run in result.unfinished)}")
+    return result.title, accuracy, str(len(result.accuracies)), "; ".join(seeds) or "–"
+
+
+def _difference_cells(result: MethodResult) -> tuple[str, ...]:
     if result.row is None:
-        return result.title, "–", "0", late or "–", "–", "–", "–"
-    _, accuracy, against, chance = comparison.cells_of(result.row)
-    seeds = ", ".join(map(str, result.finals))
-    return (
-        result.title,
-        accuracy,
-        str(len(result.finals)),
-        f"{seeds}; {late}" if late else seeds,
-        against or "–",
-        str(result.paired) if result.paired else "–",
-        chance or "–",
-    )
+        return "–", "–", "–"
+    *_, difference, p = comparison.cells_of(result.row)
+    return difference or "–", str(result.paired or "–"), p or "–"
 
 
 def finding(group: RunGroup) -> tuple[str, str]:
-    """What the runs say, in a headline, and how sure that is."""
-    found = results(group)
+    """A headline for the results, and a sentence that says how certain it is."""
+    results = method_results(group)
     if group.unfinished:
-        return f"Unfinished: {_progress(group)}", "What is shown may still change; fedbe resume goes on with it."
-    top = best(found)
-    if top is None or top.row is None:
-        return "No seed was run with all methods", "Their means are over different seeds, so none is called the best."
-    n = len(top.finals)
-    if len(found) == 1:
-        seeds = "one seed: no spread, no certainty" if n == 1 else f"n = {n} seeds, mean ± standard deviation"
-        return (
-            f"{top.title} ends at {comparison.cells_of(top.row)[1]} % test accuracy",
-            f"{seeds[0].upper()}{seeds[1:]}.",
-        )
-    if all(r.finals.keys() == found[0].finals.keys() for r in found):
-        headline, sure = comparison.verdict([r.row for r in found if r.row is not None])
-        return headline, f"{sure[0].upper()}{sure[1:]}."
-    fair = fair_seeds(found)
-    told = f"seed{'s' if len(fair) > 1 else ''} {', '.join(map(str, fair))}"
-    headline = f"{top.title} ends highest on {told}, at {_mean(top, fair):.1f} %"
-    return headline, "The methods do not all have the same seeds: only what all have is compared."
+        return f"Unfinished: {_progress(group)}", "The numbers may still change. `fedbe resume` continues the runs."
+    winner = best(results)
+    if winner is None or winner.row is None:
+        return "The methods have no seed in common", "Their means are over different seeds and cannot be compared."
+    if len(results) == 1:
+        return _single_finding(winner, winner.row)
+    if all(r.accuracies.keys() == winner.accuracies.keys() for r in results):
+        headline, certainty = comparison.verdict([r.row for r in results if r.row is not None])
+        return headline, f"{certainty[0].upper()}{certainty[1:]}."
+    seeds = common_seeds(results)
+    names = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    headline = f"{winner.title} is best on {names}, with {winner.mean_over(seeds):.1f} %"
+    return headline, "The methods have different seeds. Only the seeds that all methods have are compared."
+
+
+def _single_finding(result: MethodResult, row: comparison.Row) -> tuple[str, str]:
+    n = len(result.accuracies)
+    certainty = (
+        "One seed, so there is no standard deviation." if n == 1 else f"Mean ± standard deviation, n = {n} seeds."
+    )
+    return f"{result.title} reaches {comparison.cells_of(row)[1]} % test accuracy", certainty
 
 
 def _progress(group: RunGroup) -> str:
-    late = group.unfinished
-    if len(late) == 1 and len(group.runs) == 1:
-        return f"{late[0].title} has played {len(late[0].records)} of {late[0].rounds} rounds"
-    return f"{len(group.runs) - len(late)} of {len(group.runs)} runs have ended"
-
-
-def _finals(runs: list[Run]) -> dict[int, float]:
-    return {t.info.seed: 100 * float(t.info.final["accuracy"]) for t in runs if t.info.final is not None}
+    unfinished = group.unfinished
+    if len(group.runs) == 1:
+        return f"{unfinished[0].title} has done {len(unfinished[0].records)} of {unfinished[0].rounds} rounds"
+    return f"{len(group.runs) - len(unfinished)} of {len(group.runs)} runs are finished"

@@ -1,4 +1,4 @@
-"""A study -> a section of the report: its table, its charts, and sentences for what is missing."""
+"""A group of runs -> a section of the report: its table, its charts, and sentences for what is missing."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,91 +12,88 @@ from fedbe.report.analysis_charts import has_simplex, simplex_of_group
 from fedbe.report.chart import Chart, ReportSection
 from fedbe.report.split_chart import split_of_group
 
-# A chart that has no data, and the sentence that says so.
-CURVES: tuple[tuple[Callable[[RunGroup], Chart | None], str], ...] = (
-    (curves.accuracy, "Accuracy by round is not shown: no round has been measured yet."),
+# Makers of charts, each with the sentence for a group without the data.
+CHARTS: tuple[tuple[Callable[[RunGroup], Chart | None], str], ...] = (
+    (curves.accuracy, "Accuracy by round is not shown: no round has been tested yet."),
     (
-        curves.teachers,
-        "Ensemble, student and average are not shown: no ensemble was measured "
+        curves.ensembles,
+        "Ensemble, student and average are not shown: no ensemble was tested "
         '(set `evaluation.ensemble = "SAC"` in the recipe).',
     ),
-    (curves.calibration, "Calibration is not shown: no round has been measured yet."),
-    (curves.confidence, "Confidence against accuracy is not shown: no round has been measured yet."),
-    (costs.seconds, "Time by phase is not shown: no round has been timed yet."),
-    (costs.sides, "Server and client time are not shown: no round has been timed yet."),
-    (costs.traffic, "Bytes over the network are not shown: no round has been played yet."),
+    (curves.calibration, "Calibration error is not shown: no round has been tested yet."),
+    (curves.confidence, "Confidence and accuracy are not shown: no round has been tested yet."),
+    (costs.seconds, "Time by phase is not shown: no round is done yet."),
+    (costs.server_and_clients, "Server and client time are not shown: no round is done yet."),
+    (costs.traffic, "Network traffic is not shown: no round is done yet."),
 )
 
 
 def build_sections(groups: Sequence[RunGroup], *, trusted: bool = False) -> list[ReportSection]:
-    """A section for each study; ids tell charts of several studies apart. `own`: they were played here, just now."""
+    """Make a section for each group of runs.
+
+    Args:
+        groups: What `read_groups` returns.
+        trusted: The runs were made here, so a function that their recipe names as data may be called.
+    """
     return [_section(group, f"s{i}", trusted) for i, group in enumerate(groups)]
 
 
 def _section(group: RunGroup, prefix: str, trusted: bool) -> ReportSection:
-    charts: list[Chart] = []
-    missing = list(group.notes)
-    for make, absent in CURVES:
-        _keep(make(group) or absent, charts, missing)
-    _keep(split_of_group(group, trusted=trusted), charts, missing)
+    """`prefix` keeps the ids of several sections apart."""
+    charts: list[Chart | str] = [make(group) or reason for make, reason in CHARTS]
+    charts.append(split_of_group(group, trusted=trusted))
     if has_simplex(group):
-        _keep(simplex_of_group(group), charts, missing)
-    _keep(costs.memory(group) or "Memory by phase is not shown: these runs did not record it.", charts, missing)
-    finding, deck = results.finding(group)
+        charts.append(simplex_of_group(group))
+    charts.append(costs.memory(group) or "Memory by phase is not shown: these runs did not record it.")
+    headline, certainty = results.finding(group)
     return ReportSection(
         id=f"{prefix}-{re.sub('[^a-z0-9]+', '-', group.name.lower())}",
         title=group.name,
-        finding=finding,
-        deck=deck,
+        finding=headline,
+        certainty=certainty,
         about=_about(group),
         results=results.table(group),
-        charts=tuple(charts),
+        charts=tuple(chart for chart in charts if isinstance(chart, Chart)),
         methods=tuple(group.methods.items()),
-        missing=tuple(missing),
+        missing=(*group.notes, *(reason for reason in charts if isinstance(reason, str))),
     )
 
 
-def _keep(found: Chart | str, charts: list[Chart], missing: list[str]) -> None:
-    if isinstance(found, str):
-        missing.append(found)
-    else:
-        charts.append(found)
+def _about(group: RunGroup) -> tuple[str, ...]:
+    """Where the numbers come from: recipe, seeds, precision, versions, machine."""
+    recipe, infos = group.recipe, [run.info for run in group.runs]
+
+    def made_with(key: str) -> str:
+        versions = ", ".join(sorted({info.made_with.get(key, "unknown") for info in infos}))
+        return re.sub(r"\b([0-9a-f]{10})[0-9a-f]{30}\b", r"\1", versions)  # ten digits identify a commit
+
+    facts = [
+        f"Recipe {recipe.name}{_summary_or_changes(recipe)}.",
+        f"{recipe.data.source}, {recipe.split.kind} split, {recipe.split.clients} clients, {recipe.model.name}, "
+        f"{recipe.training.rounds} rounds; variant {recipe.variant}; {seeds_of(group.runs)}; {infos[0].precision}.",
+        f"fedbe {made_with('fedbe')}, commit {made_with('commit')}, torch {made_with('torch')}; "
+        f"{made_with('machine')}.",
+    ]
+    if group.unfinished:
+        progress = (f"{r.title}, seed {r.info.seed}: {len(r.records)} of {r.rounds} rounds" for r in group.unfinished)
+        facts.append(f"Unfinished: {'; '.join(progress)}.")
+    return tuple(facts)
 
 
-def _told(recipe: Recipe) -> str:
-    """What a recipe says of itself; or, where a shipped one was changed, how: its own words may no longer be true."""
-    changed = []
+def _summary_or_changes(recipe: Recipe) -> str:
+    """The recipe's summary; or, for a shipped recipe with other settings, these: the summary may not be true then."""
+    changes = []
     if recipe.name in available_recipes():
         now, shipped = _flat(dump_recipe(recipe)), _flat(dump_recipe(load_recipe(recipe.name)))
-        changed = [f"{key}={now.get(key, '')}" for key in sorted(now | shipped) if now.get(key) != shipped.get(key)]
-    if changed:
-        return f" with {', '.join(changed)}"
+        changes = [f"{key}={now.get(key, '')}" for key in sorted(now | shipped) if now.get(key) != shipped.get(key)]
+    if changes:
+        return f" with {', '.join(changes)}"
     return f": {recipe.summary}" if recipe.summary else ""
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The settings by their dotted names, without the method, which every line of a report names."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return {key: value for key, value in found.items() if key not in ("method", "summary")}
-
-
-def _about(group: RunGroup) -> tuple[str, ...]:
-    """What ran, so that a number can be traced: recipe, seeds, precision, versions, machine."""
-    recipe, infos = group.recipe, [t.info for t in group.runs]
-
-    def made(what: str) -> str:
-        told = ", ".join(sorted({i.made_with.get(what, "unknown") for i in infos}))
-        return re.sub(r"\b([0-9a-f]{10})[0-9a-f]{30}\b", r"\1", told)  # ten digits of a commit tell it apart
-
-    late = [f"{t.title}, seed {t.info.seed}: {len(t.records)} of {t.rounds} rounds" for t in group.unfinished]
-    facts = [
-        f"Recipe {recipe.name}{_told(recipe)}.",
-        f"{recipe.data.source}, {recipe.split.kind} split, {recipe.split.clients} clients, {recipe.model.name}, "
-        f"{recipe.training.rounds} rounds; variant {recipe.variant}; {seeds_of(group.runs)}; {infos[0].precision}.",
-        f"fedbe {made('fedbe')}, commit {made('commit')}, torch {made('torch')}; {made('machine')}.",
-    ]
-    if late:
-        facts.append(f"Unfinished: {'; '.join(late)}.")
-    return tuple(facts)
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return {key: value for key, value in flat.items() if key not in ("method", "summary")}

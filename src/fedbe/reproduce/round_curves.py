@@ -7,7 +7,7 @@ from fedbe.analysis.runs import Run, over_seeds, read_run
 from fedbe.experiment.run_folder import Record
 from fedbe.report.chart import Chart, Panel, Series
 from fedbe.report.colours import LIGHT_DARK
-from fedbe.report.curves import points_table, shown, uneven
+from fedbe.report.curves import how_to_read, points_table, uneven_note
 from fedbe.reproduce.analysis import look_up
 from fedbe.reproduce.study import NAMES, Cell, Scale, Study
 from fedbe.reproduce.study_runner import StudyRun
@@ -39,13 +39,13 @@ def chart_by_round(study: Study, scale: Scale, study_runs: Sequence[StudyRun]) -
         "lines",
         # A picture may be shown without its table, so its title says what was changed.
         f"{study.title}; {', '.join((f'scale {scale}', *study.extra))}",
-        f"{study.measured[0].upper()}{study.measured[1:]} by round. {shown(_flatten(compared))}.",
+        f"{study.measured[0].upper()}{study.measured[1:]} by round. {how_to_read(_flatten(compared))}.",
         tuple(Panel(title, tuple(series)) for title, series in lines.items()),
         points_table(named, study.measured),
         "round",
         study.measured.replace(" in percent", ", %"),
         "%",
-        note=f"{uneven(named)} {_left_out_note(left_out)}".strip(),
+        note=f"{uneven_note(named)} {_left_out_note(left_out)}".strip(),
     )
 
 

@@ -110,7 +110,7 @@ def markdown(
     lines += ["", *_grid(study, scale, results, columns)]
     lines += _footnotes(study, results, columns, missing)
     for chart in charts:
-        lines += ["", f"![{chart.title}]({chart.id}.svg)", "", f"{chart.shown} {chart.note}".strip()]
+        lines += ["", f"![{chart.title}]({chart.id}.svg)", "", f"{chart.caption} {chart.note}".strip()]
     return "\n".join(lines) + "\n"
 
 
