@@ -1,7 +1,7 @@
 """A RunState as one safetensors file: written whole or not at all, the last two kept.
 
 The file's header carries the round and the run's identity as JSON. A file that cannot be read is passed over for
-the one before it; one that belongs to another recipe, code or data is refused.
+the one before it; one that belongs to another recipe, data or version of the arithmetic is refused.
 """
 
 import json
@@ -17,7 +17,7 @@ from fedbe.experiment.run_state import RunState
 from fedbe.experiment.tensor_files import UNREADABLE, model_of, part, read_tensors, tensors_of, write_tensors
 
 KEPT = 2
-Identity = Mapping[str, str]  # what must be the same to go on: recipe, code, data, torch …
+Identity = Mapping[str, str]  # what must be the same to go on: recipe, numerics, data, torch …
 
 
 def save(folder: Path, state: RunState, identity: Identity) -> Path:
@@ -67,13 +67,24 @@ def read(path: Path, identity: Identity | None = None) -> RunState | None:
     return _state_of(header, tensors)
 
 
-def _check(theirs: Identity, ours: Identity, path: Path) -> None:
-    for name, value in ours.items():
-        if theirs.get(name) != value:
+def _check(saved: Identity, current: Identity, path: Path) -> None:
+    if "code" in saved and "numerics" not in saved:
+        saved = _from_before_numerics(saved, current)
+    for name, value in current.items():
+        if saved.get(name) != value:
             raise RunError(
-                f"{path.parent} cannot be resumed: its {name} was {theirs.get(name, 'unknown')} and is now {value}; "
-                "results would not be those of one run. Start a new run instead"
+                f"{path.parent} cannot be resumed: its {name} was {saved.get(name, 'unknown')} and is now {value}; "
+                "the result would mix two different runs. Start a new run instead"
             )
+
+
+def _from_before_numerics(saved: Identity, current: Identity) -> Identity:
+    """The identity of a checkpoint from when it had a digest of the source code: these are of numerics version 1.
+
+    Their digest of the recipe was made with the old names of settings and cannot be compared. The recipe.toml next to
+    the checkpoint is what was run.
+    """
+    return {**saved, "numerics": "1", "recipe": current["recipe"]}
 
 
 def _state_of(header: Mapping, tensors: Mapping[str, Tensor]) -> RunState:  # type: ignore[type-arg]

@@ -60,7 +60,7 @@ def execute(
         run_folder.drop_rounds_after(folder, state.round)
         if 0 < state.round < sim.rounds:
             info = run_folder.mark_resumed(folder, info, state.round + 1)
-        made_with = f"{identity['code']}, {identity['model']}, torch {identity['torch']}"
+        made_with = f"numerics {identity['numerics']}, {identity['model']}, torch {identity['torch']}"
         own = ClientCache(folder / "trained", federation, sim.runner.plan, made_with)
         first = replace(own, folder=first_round or own.folder)
         observer.begin(f"{sim.method.title}, seed {info.seed}", sim.rounds, state.round)

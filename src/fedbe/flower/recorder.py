@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from flwr.app import MetricRecord
 
-import fedbe
 from fedbe.algorithms.api import Server
 from fedbe.core.files import locked, make_folder, write_json
 from fedbe.core.state import Layout, ModelState
 from fedbe.errors import RunError
 from fedbe.experiment import checkpoint, run_folder
+from fedbe.experiment.provenance import NUMERICS_VERSION
 from fedbe.experiment.run_state import RunState
 
 REPORT_FILE = "report.json"
@@ -134,7 +134,7 @@ def _identity(server: Server) -> dict[str, str]:
         "seed": str(server.seed),
         "model": _digest([shapes, counters, layout.keys]),
         "unlabeled inputs": str(0 if server.inputs is None else len(server.inputs)),
-        "fedbe": fedbe.__version__,
+        "numerics": str(NUMERICS_VERSION),
         "torch": torch.__version__,
     }
     if server.method.needs_rounds:  # the number of rounds decides which rounds distil
