@@ -63,23 +63,22 @@ class DistillSettings:
             if getattr(self, name) not in options:
                 raise SettingError(f"unknown {name} '{getattr(self, name)}': {nearest(getattr(self, name), options)}")
         for name in ("distill_epochs", "distill_batch_size", "swa_cycle_steps"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"`{name}` must be >= 1, got {getattr(self, name)}")
+            self._check(name, getattr(self, name) >= 1, "must be >= 1")
         for name in ("distill_lr", "distill_lr_min", "sharpening"):
-            if not getattr(self, name) > 0:
-                raise SettingError(f"`{name}` must be > 0, got {getattr(self, name)}")
+            self._check(name, getattr(self, name) > 0, "must be > 0")
         for name in ("swa_start_steps", "distill_weight_decay"):
-            if not getattr(self, name) >= 0:
-                raise SettingError(f"`{name}` must be >= 0, got {getattr(self, name)}")
+            self._check(name, getattr(self, name) >= 0, "must be >= 0")
+        self._check("distill_momentum", 0 <= self.distill_momentum < 1, "must be in [0, 1)")
+        self._check("distill_until", 0 <= self.distill_until <= 1, "must be from 0 to 1")
         if self.optimizer == "swa" and self.distill_lr_min > self.distill_lr:
             raise SettingError(
                 "`distill_lr_min` must not be above `distill_lr`, "
                 f"got {self.distill_lr_min} and {self.distill_lr}: set both"
             )
-        if not 0 <= self.distill_momentum < 1:
-            raise SettingError(f"`distill_momentum` must be in [0, 1), got {self.distill_momentum}")
-        if not 0 <= self.distill_until <= 1:
-            raise SettingError(f"`distill_until` must be from 0 to 1, got {self.distill_until}")
+
+    def _check(self, name: str, valid: bool, expected: str) -> None:
+        if not valid:
+            raise SettingError(f"`{name}` {expected}, got {getattr(self, name)}")
 
     def is_active(self, round: int, rounds: int | None) -> bool:
         """Whether a student learns in this round.

@@ -132,7 +132,7 @@ class TestDoubles:
         got = server.aggregate(module.state_dict(), [*good, good[1]])
         assert same(got, FedAvg(module).aggregate(module.state_dict(), good))
         assert [(s.client_id, s.reason) for s in server.info.set_aside] == [
-            (1, "the same update came again; it counts once")
+            (1, "the same update was received again; it counts once")
         ]
 
     @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ class TestDoubles:
         got = server.aggregate(module.state_dict(), [good[0], *pair, good[2]])
         clean = Scaffold(module, total_clients=3).aggregate(module.state_dict(), [good[0], good[2]])
         assert same(got, clean)
-        assert [s.reason for s in server.info.set_aside] == ["2 updates came under this id and they differ"] * 2
+        assert [s.reason for s in server.info.set_aside] == ["2 different updates were received under this id"] * 2
 
     def test_ids_of_another_kind_are_other_clients(self, module, replies):
         server = FedAvg(module)
@@ -310,7 +310,7 @@ class TestWild:
         assert torch.equal(server.memory["control"], clean.memory["control"])
         (aside,) = server.info.set_aside
         assert aside.client_id == 1
-        assert aside.reason.startswith("its extra 'control' has length 1e+30 where ")
+        assert aside.reason.startswith("its extra 'control' has norm 1e+30 where ")
 
     @pytest.mark.parametrize("sizes", [(0.0, 0.0, 0.0), (0.0, 0.0, 0.3), (1e-12, 1e-9, 2e-12)])
     def test_extras_that_are_zero_or_tiny_make_nobody_wild(self, module, replies, sizes):

@@ -1,4 +1,4 @@
-"""What happens at a client: one local SGD loop, and rules that hook into it."""
+"""The client side: one local SGD loop, and rules that hook into it."""
 
 from fedbe.algorithms.client.lr_schedule import step_size
 from fedbe.algorithms.client.rules import ControlVariate, LocalRule, Prox

@@ -1,7 +1,7 @@
-"""Hooks into the local loop: a rule changes the gradient of every step; any tuple of rules composes.
+"""Rules: hooks into the local training loop. A rule changes the gradient of every step; any tuple of rules composes.
 
-A rule is a row of settings. `start` makes its running form for one client and one round, which adds to the
-gradients after each backward pass (`correct`) and may send something back at the end (`finish`).
+A rule is a frozen dataclass of settings. Its `start` returns the running form for one client and one round. The running
+form adds to the gradients after each backward pass (`correct`) and may send something back at the end (`finish`).
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,15 @@ from fedbe.errors import SettingError, nearest
 
 @dataclass(frozen=True, eq=False)
 class LocalRun:
-    """What a rule may know: the trainable parameters, the global ones, step sizes and momentum of this round.
+    """What a rule may know about one client's training in one round.
 
-    broadcast  vectors [P] that came with the global model, by name (SCAFFOLD's "control")
-    memory     vectors [P] that this client keeps between its rounds, by name
+    Attributes:
+        layout: where each parameter is in a vector [P].
+        parameters: the trainable parameters, by name.
+        start: the parameters [P] of the global model.
+        lr, momentum, lr_decay: of this round's SGD.
+        broadcast: vectors [P] that came with the global model, by name (SCAFFOLD's "control").
+        memory: vectors [P] that this client keeps between its rounds, by name.
     """
 
     layout: Layout
@@ -38,7 +43,8 @@ class LocalRun:
         return [named[name] for name in self.parameters]
 
     def gradients(self) -> list[Tensor]:
-        # A parameter that the loss did not reach has no gradient; the rule's own term still holds for it.
+        """The gradients of the trainable parameters, in their order."""
+        # A parameter that the loss does not reach has no gradient; the rule's own term still holds for it.
         for p in self.parameters.values():
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
@@ -46,21 +52,28 @@ class LocalRun:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """What a rule leaves behind: `extras` go to the server, `memory` stays with the client."""
+class RuleResult:
+    """What a rule returns at the end: `extras` go to the server, `memory` stays with the client."""
 
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     memory: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class RunningRule(Protocol):
-    def correct(self) -> None: ...
+    """A rule at work for one client in one round."""
 
-    def finish(self, end: Tensor, steps: int) -> Outcome: ...
+    def correct(self) -> None:
+        """Add the rule's term to the gradients, after each backward pass."""
+
+    def finish(self, end: Tensor, steps: int) -> RuleResult:
+        """What to send and to keep, given the trained parameters [P] and the number of steps."""
 
 
 class LocalRule(Protocol):
-    def start(self, run: LocalRun) -> RunningRule: ...
+    """The settings of a rule."""
+
+    def start(self, run: LocalRun) -> RunningRule:
+        """The rule's running form for one client and one round."""
 
 
 PROX_FORMS = ("squared", "unsquared")
@@ -70,8 +83,10 @@ PROX_FORMS = ("squared", "unsquared")
 class Prox:
     """FedProx: the loss gains (μ/2)‖w − w̄‖², so the gradient gains μ (w − w̄).
 
-    prox_form "unsquared" is the released program's: (μ/2) Σ_l ‖w_l − w̄_l‖ over the tensors l that are called
-    weight, whose gradient is (μ/2) (w_l − w̄_l)/‖w_l − w̄_l‖; biases are free.
+    Attributes:
+        proximal_mu: μ. With 0 this is FedAvg.
+        prox_form: squared; or unsquared, the released program's (μ/2) Σ_l ‖w_l − w̄_l‖ over the tensors l whose name
+            ends in "weight". Its gradient is (μ/2) (w_l − w̄_l)/‖w_l − w̄_l‖; biases are free.
     """
 
     proximal_mu: float = 0.001
@@ -101,8 +116,8 @@ class _RunningProx:
             torch._foreach_mul_(away, [_pull(n, a) for n, a in zip(self._run.parameters, away, strict=True)])
         torch._foreach_add_(self._run.gradients(), away, alpha=self._rule.proximal_mu)
 
-    def finish(self, end: Tensor, steps: int) -> Outcome:  # noqa: ARG002
-        return Outcome()
+    def finish(self, end: Tensor, steps: int) -> RuleResult:  # noqa: ARG002
+        return RuleResult()
 
 
 def _pull(name: str, away: Tensor) -> float:
@@ -112,12 +127,12 @@ def _pull(name: str, away: Tensor) -> float:
 
 @dataclass(frozen=True)
 class ControlVariate:
-    """SCAFFOLD: every gradient gains c − c_i; afterwards c_i⁺ = c_i − c + (w̄ − w_i)/T (option II of the paper).
+    """SCAFFOLD: every gradient gains c − c_i. Afterwards c_i⁺ = c_i − c + (w̄ − w_i)/T (option II of its paper).
 
-    Without momentum T = K·η, as published. With momentum β the same gradient g moves the weights further:
-    K steps of a constant g move them by η g Σ_{k=1..K} (1 − β^k)/(1 − β). We take T = that factor without g, so
-    that c_i stays an average *gradient*; with T = K·η it would come out about 1/(1 − β) times too large.
-    Weight decay belongs to the local loss and is part of c_i.
+    Without momentum T = K·η, as published. With momentum β the same gradient g moves the weights further: K steps of a
+    constant g move them by η g Σ_{k=1..K} (1 − β^k)/(1 − β). T is this factor without g, so that c_i stays an average
+    *gradient*; with T = K·η it would be about 1/(1 − β) times too large. Weight decay belongs to the local loss and is
+    part of c_i.
     The client keeps c_i and sends c_i⁺ − c_i under the name "control"; c comes with the global model.
     """
 
@@ -132,8 +147,8 @@ class _RunningControl:
         self._run = run
         zero = torch.zeros_like(run.start)
         self._server = run.broadcast.get(self.NAME, zero)
-        self._own = run.memory.get(self.NAME, zero)
-        difference = self._server - self._own
+        self._client = run.memory.get(self.NAME, zero)
+        difference = self._server - self._client
         self._correction = run.parts(difference) if bool(difference.any()) else []
 
     @torch.no_grad()
@@ -141,13 +156,13 @@ class _RunningControl:
         if self._correction:
             torch._foreach_add_(self._run.gradients(), self._correction)
 
-    def finish(self, end: Tensor, steps: int) -> Outcome:
+    def finish(self, end: Tensor, steps: int) -> RuleResult:
         if not steps:
-            return Outcome(memory={self.NAME: self._own}, extras={self.NAME: torch.zeros_like(self._own)})
+            return RuleResult(memory={self.NAME: self._client}, extras={self.NAME: torch.zeros_like(self._client)})
         change = (self._run.start - end) / travelled(
             steps, self._run.lr, self._run.momentum, self._run.lr_decay
         ) - self._server
-        return Outcome(extras={self.NAME: change}, memory={self.NAME: self._own + change})
+        return RuleResult(extras={self.NAME: change}, memory={self.NAME: self._client + change})
 
 
 def travelled(steps: int, lr: float, momentum: float, lr_decay: float = 1.0) -> float:
@@ -155,10 +170,11 @@ def travelled(steps: int, lr: float, momentum: float, lr_decay: float = 1.0) -> 
 
     Σ_k lr·decay^k · v_k with v_k = momentum·v_{k−1} + 1, k = 0, 1, …
 
-    >>> travelled(2, 1.0, 0.5)      # 1, then 0.5 + 1
-    2.5
-    >>> travelled(2, 1.0, 0.0, 0.5)
-    1.5
+    Example:
+        >>> travelled(2, 1.0, 0.5)  # 1, then 0.5 + 1
+        2.5
+        >>> travelled(2, 1.0, 0.0, 0.5)
+        1.5
     """
     distance = velocity = 0.0
     for _ in range(steps):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbe.algorithms.client.rules import LocalRule, LocalRun, Outcome
+from fedbe.algorithms.client.rules import LocalRule, LocalRun, RuleResult
 from fedbe.core.inputs import Inputs, batches
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.optim import SGD
@@ -20,12 +20,13 @@ from fedbe.errors import SettingError
 class LocalSettings:
     """One client's training in one round.
 
-    epochs        E passes over its own data; a slow client trains fewer (systems heterogeneity), 0 trains nothing
-    batch         examples in a mini-batch
-    lr            η_l of this round (see `step_size` for the schedule over rounds)
-    lr_decay      factor on the step size after every step; 1 keeps it constant within the round, as the paper does
-    momentum      of SGD, started anew each round
-    weight_decay  not on normalisation layers
+    Attributes:
+        epochs: E, passes over the client's data. A slow client trains fewer; 0 trains nothing.
+        batch_size: examples in a mini-batch.
+        lr: η_l, the step size of this round (`step_size` has the schedule over rounds).
+        lr_decay: factor on the step size after every step. With 1 it is constant within the round, as in the paper.
+        momentum: of SGD. It starts from zero in each round.
+        weight_decay: does not apply to normalisation layers.
     """
 
     epochs: int = 20
@@ -52,7 +53,14 @@ class LocalSettings:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """The result of local training: what is sent (state, extras) and what stays (memory)."""
+    """The result of local training.
+
+    Attributes:
+        state, extras: are sent to the server.
+        memory: stays with the client until its next round.
+        loss: the mean cross entropy of the last epoch, without what the rules add.
+        steps: SGD steps that were made.
+    """
 
     state: ModelState
     extras: Mapping[str, Tensor]
@@ -73,11 +81,23 @@ def train(
     broadcast: Mapping[str, Mapping[str, Tensor] | Tensor] | None = None,
     memory: Mapping[str, Mapping[str, Tensor] | Tensor] | None = None,
 ) -> Trained:
-    """K steps of SGD from the global model on one client's data: w_i ← w_i − η ∇ℓ(B_k, w_i).
+    """K steps of SGD from the global model on one client's data: w_i ← w_i − η ∇ℓ(B_k, w_i) (Eq. 1).
 
-    `broadcast` is what came with the global model, `memory` what this client kept, by name: vectors [P], or named
-    tensors as `Server.broadcast` gives them. `loss` is the mean cross entropy of the last epoch, without what the
-    rules add.
+    Args:
+        runner: runs the model.
+        start: the global model.
+        inputs, labels: the client's data.
+        settings: epochs, step size and so on.
+        generator: all random numbers follow from it (order of examples, augmentation, dropout).
+        rules: hooks that change the gradient; any tuple composes.
+        broadcast: what came with the global model, by name: vectors [P], or named tensors as in `Server.broadcast`.
+        memory: what this client kept from its last round, in the same form.
+
+    Returns:
+        The trained model, and what the rules send and keep.
+
+    Raises:
+        SettingError: if there are no examples, or not as many labels as inputs.
     """
     if len(inputs) != len(labels):
         raise SettingError(f"`inputs` and `labels` must be of one length, got {len(inputs)} and {len(labels)}")
@@ -112,9 +132,9 @@ def train(
                 epoch_loss += loss.detach() * len(index)
                 steps += 1
     state = runner.read()
-    outcome = _joined([rule.finish(state.params, steps) for rule in active])
+    results = _joined([rule.finish(state.params, steps) for rule in active])
     loss_value = float(epoch_loss) / len(inputs) if steps else float("nan")
-    return Trained(state, outcome.extras, outcome.memory, loss_value, steps)
+    return Trained(state, results.extras, results.memory, loss_value, steps)
 
 
 def _vectors(
@@ -128,10 +148,10 @@ def _epochs(count: int, settings: LocalSettings, generator: torch.Generator) -> 
         yield batches(count, settings.batch_size, torch.randperm(count, generator=generator))
 
 
-def _joined(outcomes: Sequence[Outcome]) -> Outcome:
+def _joined(results: Sequence[RuleResult]) -> RuleResult:
     extras: dict[str, Tensor] = {}
     memory: dict[str, Tensor] = {}
-    for outcome in outcomes:
-        extras |= outcome.extras
-        memory |= outcome.memory
-    return Outcome(extras, memory)
+    for result in results:
+        extras |= result.extras
+        memory |= result.memory
+    return RuleResult(extras, memory)

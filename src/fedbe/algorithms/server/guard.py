@@ -1,7 +1,7 @@
-"""May this update enter? A verdict with a reason; whoever is set aside, the round goes on with the rest.
+"""The guard: decides for each update whether it may enter, with a reason if not. The round goes on with the others.
 
-The guard protects against broken and careless clients, and against single values that would poison an average.
-It is no defence against clients that lie within bounds (no Byzantine-robust aggregation).
+It protects against broken clients, and against single values that would spoil an average. It does not defend against
+clients that send wrong models within its bounds: there is no Byzantine-robust aggregation here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,16 +17,19 @@ from fedbe.core.state import Layout, ModelState
 from fedbe.core.updates import ClientId, ClientUpdate, Update, check_num_examples
 from fedbe.errors import AggregationError, SettingError, StateError
 
-MOST_STEPS = 1e4  # times the usual: steps, unlike lengths, differ as much as the clients' data do
+# The limit for counters, as a ratio to the median: unlike norms, steps differ as much as the clients' data do.
+MAX_STEPS_RATIO = 1e4
 
 
 @dataclass(frozen=True)
 class Limits:
-    """min_clients: fewer usable updates than this, and the round has no result.
+    """When an update or a round is refused.
 
-    max_norm_ratio: a client whose change is longer than this many times the median of all changes (those that are
-    not zero) is set aside; needs three clients to compare. So is one with such an extra: SCAFFOLD's are changes too.
-    Honest clients differ by the amount of data and epochs, so it is wide.
+    Attributes:
+        min_clients: with fewer usable updates than this the round has no result.
+        max_norm_ratio: a client is set aside if the norm of its change is more than this many times the median of all
+            changes that are not zero. The same holds for its extras: SCAFFOLD's are changes, too. It needs three
+            clients to compare. Honest clients differ in data and epochs, so the default is wide.
     """
 
     min_clients: int = 1
@@ -39,22 +42,24 @@ class Limits:
 
 
 def printable(text: str) -> str:
-    """What a client says, without what could move a terminal's cursor.
+    """Text from a client without characters that could control a terminal.
 
-    >>> printable("\x1b[2Jdone")
-    '?[2Jdone'
+    Example:
+        >>> printable("\x1b[2Jdone")
+        '?[2Jdone'
     """
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def check_count(name: str, value: object) -> None:
+    """Refuse a setting that is not a whole number >= 1."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise SettingError(f"`{name}` must be a whole number >= 1, got {value!r}")
 
 
 @dataclass(frozen=True)
 class SetAside:
-    """A client whose update was not used, and why, in characters that a terminal only shows."""
+    """A client whose update was not used, and the reason, in printable characters."""
 
     client_id: ClientId | None
     reason: str
@@ -65,6 +70,8 @@ class SetAside:
 
 @dataclass(frozen=True, eq=False)
 class Admission:
+    """The guard's result: the admitted updates in a fixed order, and those set aside."""
+
     admitted: tuple[Update, ...]
     set_aside: tuple[SetAside, ...]
 
@@ -77,29 +84,40 @@ def admit(
     extras: Sequence[str],
     memory: Mapping[str, Tensor],
 ) -> Admission:
-    """Check every update against the model and against its peers; order those that pass.
+    """Check every update against the model and against the other updates.
 
-    `extras` names what the method's rules must send back, `memory` holds what the server made of earlier ones. The
-    order is by client id, then by content for updates without one, so the result does not depend on arrival. Nothing
-    that was given is changed.
+    Args:
+        updates: the clients' replies, in any order. They are not changed.
+        previous: the global model that the clients started from.
+        layout: the names and shapes of the model's tensors.
+        limits: when an update or the round is refused.
+        extras: names of what the method's rules must send back.
+        memory: what the server made of earlier extras.
+
+    Returns:
+        The admitted updates, ordered by client id, then by content for those without one. So the result does not
+        depend on the order of arrival.
+
+    Raises:
+        AggregationError: if fewer than `limits.min_clients` updates are usable.
     """
-    aside: list[SetAside] = []
+    set_aside: list[SetAside] = []
     named: list[Update] = []
     anonymous: list[Update] = []
     for update in updates:
         try:
             checked = _checked(update, layout, extras)
         except StateError as error:
-            aside.append(SetAside(_id_of(update), str(error)))
+            set_aside.append(SetAside(_id_of(update), str(error)))
         else:
             (anonymous if update.client_id is None else named).append(checked)
-    passed, doubles = _without_doubles(named)
-    passed, rebuilt = _without_rebuilt(passed + _numbered(anonymous), previous)
-    passed, wild = _without_wild(passed, previous, memory, limits.max_norm_ratio)
-    aside += doubles + rebuilt + wild
+    passed, duplicates = _without_duplicates(named)
+    passed, restructured = _without_restructured(passed + _numbered(anonymous), previous)
+    passed, outliers = _without_outliers(passed, previous, memory, limits.max_norm_ratio)
+    set_aside += duplicates + restructured + outliers
     if len(passed) < limits.min_clients:
-        raise AggregationError(_too_few(len(passed), limits.min_clients, aside))
-    return Admission(tuple(passed), tuple(aside))
+        raise AggregationError(_too_few(len(passed), limits.min_clients, set_aside))
+    return Admission(tuple(passed), tuple(set_aside))
 
 
 def _id_of(update: object) -> ClientId | None:
@@ -146,24 +164,25 @@ def _extras(
     return packed
 
 
-def _without_doubles(updates: list[Update]) -> tuple[list[Update], list[SetAside]]:
+def _without_duplicates(updates: list[Update]) -> tuple[list[Update], list[SetAside]]:
     """One update for each client id, in the order of the ids.
 
-    The same update twice counts once; two that differ are both set aside, because which of them is right cannot
-    be known and must not depend on arrival.
+    The same update twice counts once. Two that differ are both set aside: nobody can know which one is right, and the
+    answer must not depend on the order of arrival.
     """
     by_client: dict[ClientId, list[Update]] = {}
     for update in updates:
         by_client.setdefault(update.client_id, []).append(update)
-    kept, aside = [], []
-    for client in sorted(by_client, key=lambda c: (isinstance(c, str), c)):
-        group = by_client[client]
+    kept, set_aside = [], []
+    for client_id in sorted(by_client, key=lambda c: (isinstance(c, str), c)):
+        group = by_client[client_id]
         if len(group) == 1 or len({_content(u) for u in group}) == 1:
             kept.append(group[0])
-            aside += [SetAside(client, "the same update came again; it counts once")] * (len(group) - 1)
+            set_aside += [SetAside(client_id, "the same update was received again; it counts once")] * (len(group) - 1)
         else:
-            aside += [SetAside(client, f"{len(group)} updates came under this id and they differ")] * len(group)
-    return kept, aside
+            reason = f"{len(group)} different updates were received under this id"
+            set_aside += [SetAside(client_id, reason)] * len(group)
+    return kept, set_aside
 
 
 def _content(update: Update) -> tuple[str, float]:
@@ -177,63 +196,88 @@ def _numbered(anonymous: list[Update]) -> list[Update]:
     return [replace(u, client_id=f"anonymous {i}") for i, u in enumerate(ordered, start=1)]
 
 
-def _without_rebuilt(updates: list[Update], previous: ModelState) -> tuple[list[Update], list[SetAside]]:
-    """Those who left the model's structure as it is.
+def _without_restructured(updates: list[Update], previous: ModelState) -> tuple[list[Update], list[SetAside]]:
+    """The updates that left the model's structure as it is.
 
-    An array of integers that half or more of those who trained left alone is structure, such as the positions that an
-    embedding is asked for: a strange one would end whoever uses the model. A single integer is a counter.
+    An array of integers is structure if at least half of the clients that trained left it alone, such as the position
+    ids of an embedding. A wrong one would break every later use of the model. A single integer is a counter.
     """
-    structure = [name for name, last in previous.counters.items() if last.ndim]
-    if not structure:
-        return updates, []
-    everybody = range(len(updates))
-    trained = [i for i in everybody if not torch.equal(updates[i].state.params, previous.params)] or everybody
-    aside: dict[int, SetAside] = {}
-    for name in structure:
-        changed = [i for i in everybody if not torch.equal(updates[i].state.counters[name], previous.counters[name])]
+    reasons: dict[int, str] = {}
+    trained = [i for i, u in enumerate(updates) if not torch.equal(u.state.params, previous.params)]
+    trained = trained or list(range(len(updates)))
+    for name, last in previous.counters.items():
+        if not last.ndim:
+            continue
+        changed = [i for i, u in enumerate(updates) if not torch.equal(u.state.counters[name], last)]
         if 2 * len(set(changed) & set(trained)) <= len(trained):
-            reason = f"it changed the integers in '{name}', which are not for training"
-            aside |= {i: SetAside(updates[i].client_id, reason) for i in changed}
-    return [u for i, u in enumerate(updates) if i not in aside], list(aside.values())
+            reasons |= dict.fromkeys(changed, f"it changed the integers in '{name}', which are not for training")
+    return _split(updates, reasons)
 
 
-def _without_wild(
+def _without_outliers(
     updates: list[Update], previous: ModelState, memory: Mapping[str, Tensor], ratio: float
 ) -> tuple[list[Update], list[SetAside]]:
+    """The updates whose changes are not far larger than those of the others."""
     if len(updates) < 3:
         return updates, []
-    aside: dict[int, SetAside] = {}
+    reasons: dict[int, str] = {}
 
     def compare(what: str, norms: list[float], floor: float, limit: float = ratio) -> None:
-        # Clients that trained nothing say nothing about those that did. The floor is there so that rounding noise
-        # around a model that hardly moves is not "wild".
-        usual = max(median([n for n in norms if n > 0] or norms), floor, 1e-6)
-        for i, norm in enumerate(norms):
-            if norm > limit * usual:
-                reason = f"{what} {norm:.3g} where {usual:.3g} is usual (limit {limit:g} times that)"
-                aside.setdefault(i, SetAside(updates[i].client_id, reason))
+        for i, reason in _outliers(what, norms, floor, limit).items():
+            reasons.setdefault(i, reason)
 
-    changes, floors = {}, {}
-    for part in ("params", "buffers"):
-        last = getattr(previous, part).double()
-        changes[part] = [float((getattr(u.state, part) - last).norm()) for u in updates]
-        floors[part] = 1e-3 * float(last.norm())
-        compare(f"its {part} changed by", changes[part], floors[part])
+    changes = {part: _changes(part, updates, previous) for part in ("params", "buffers")}
+    floors = {part: 1e-3 * float(getattr(previous, part).double().norm()) for part in changes}
+    for part, norms in changes.items():
+        compare(f"its {part} changed by", norms, floors[part])
     for name, before in previous.counters.items():
         grown = [float((u.state.counters[name].double() - before.double()).clamp(min=0).norm()) for u in updates]
-        compare(f"its '{name}' grew by", grown, 1.0, limit=max(ratio, MOST_STEPS))
+        compare(f"its '{name}' grew by", grown, 1.0, max(ratio, MAX_STEPS_RATIO))
     for name in updates[0].extras:
-        # SCAFFOLD: c_i⁺ − c_i + c = (x − y_i)/(K η), the client's way in another unit, also for one that is new among
-        # clients that have settled. So the limits of the parameters hold for it, in that unit.
-        known = memory[name].double() if name in memory else 0.0
-        norms = [float((u.extras[name].double() + known).norm()) for u in updates]
+        norms = _extra_norms(name, updates, memory)
         rates = [norm / moved for norm, moved in zip(norms, changes["params"], strict=True) if moved > 0]
-        compare(f"its extra '{name}' has length", norms, floors["params"] * median(rates or [0.0]))
-    return [u for i, u in enumerate(updates) if i not in aside], list(aside.values())
+        compare(f"its extra '{name}' has norm", norms, floors["params"] * median(rates or [0.0]))
+    return _split(updates, reasons)
 
 
-def _too_few(usable: int, needed: int, aside: Sequence[SetAside]) -> str:
-    reasons = "; ".join(f"client {s.client_id}: {s.reason}" for s in aside[:3])
-    more = f"; and {len(aside) - 3} more" if len(aside) > 3 else ""
-    why = f" Set aside: {reasons}{more}." if aside else ""
+def _changes(part: str, updates: Sequence[Update], previous: ModelState) -> list[float]:
+    """‖w_i − w̄‖ of each client's params or buffers."""
+    last = getattr(previous, part).double()
+    return [float((getattr(u.state, part) - last).norm()) for u in updates]
+
+
+def _extra_norms(name: str, updates: Sequence[Update], memory: Mapping[str, Tensor]) -> list[float]:
+    """The norm of each client's extra, measured from the server's own.
+
+    SCAFFOLD: c_i⁺ − c_i + c = (x − y_i)/(K η). That is the client's change in another unit, also for a new client among
+    clients that have settled. So the limits of the parameters hold for it, in that unit.
+    """
+    known = memory[name].double() if name in memory else 0.0
+    return [float((u.extras[name].double() + known).norm()) for u in updates]
+
+
+def _outliers(what: str, norms: Sequence[float], floor: float, ratio: float) -> dict[int, str]:
+    """A reason for each position whose norm is more than `ratio` times the usual one.
+
+    The usual norm is the median of those that are not zero: clients that trained nothing do not count. Below `floor`,
+    differences are rounding noise around a model that hardly moves.
+    """
+    usual = max(median([n for n in norms if n > 0] or norms), floor, 1e-6)
+    return {
+        i: f"{what} {norm:.3g} where {usual:.3g} is usual (limit {ratio:g} times that)"
+        for i, norm in enumerate(norms)
+        if norm > ratio * usual
+    }
+
+
+def _split(updates: Sequence[Update], reasons: Mapping[int, str]) -> tuple[list[Update], list[SetAside]]:
+    """The updates without a reason against them, and the others with it. By position: ids can be forged."""
+    kept = [u for i, u in enumerate(updates) if i not in reasons]
+    return kept, [SetAside(updates[i].client_id, reason) for i, reason in reasons.items()]
+
+
+def _too_few(usable: int, needed: int, set_aside: Sequence[SetAside]) -> str:
+    reasons = "; ".join(f"client {s.client_id}: {s.reason}" for s in set_aside[:3])
+    more = f"; and {len(set_aside) - 3} more" if len(set_aside) > 3 else ""
+    why = f" Set aside: {reasons}{more}." if set_aside else ""
     return f"{usable} usable client updates, at least {needed} needed; the global model is unchanged.{why}"
