@@ -2,14 +2,18 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import fedbe
 from fedbe import errors
+
+DOCS = Path(__file__).parent.parent / "docs"
 
 
 def _modules_after(statement: str) -> set[str]:
@@ -79,3 +83,27 @@ def test_other_names_are_not():
 def test_packages_that_the_documents_name_need_no_import_of_their_own(name):
     code = f"import fedbe; assert callable(fedbe.{name})"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_reference_lists_every_public_name():
+    paths = re.findall(r"^::: (.+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
+    assert len(paths) == len(set(paths))
+    listed = {}
+    for path in paths:
+        module, _, name = path.rpartition(".")
+        listed[name] = getattr(import_module(module), name)
+    for name in fedbe.__all__:
+        assert listed[name] is getattr(fedbe, name)
+
+
+def test_the_python_blocks_of_the_library_page_run(capsys):
+    """In one session, from the top of the page to its end. A comment after a `print` says what it prints."""
+    blocks = re.findall(r"```python\n(.+?)```", (DOCS / "library.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 5
+    session: dict[str, object] = {}
+    for block in blocks:
+        exec(block, session)  # noqa: S102
+    printed = capsys.readouterr().out
+    promised = re.findall(r"print\(.+\)  # (\{.+)", "".join(blocks))
+    assert promised
+    assert all(line in printed for line in promised)
