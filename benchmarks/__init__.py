@@ -1,1 +1,1 @@
-"""Speed of the parts, each beside what the machine or the bare tool can do."""
+"""Speed of the parts, each next to what the machine or plain torch can do."""

@@ -1,4 +1,4 @@
-"""python -m benchmarks [name …]: run every bench_*.py beside this file, or those named (`core`, `feeding`)."""
+"""python -m benchmarks [name …]: run the named benchmarks (`core`, `loader`, `round`), or all bench_*.py files."""
 
 import sys
 from importlib import import_module
@@ -8,6 +8,7 @@ from rich.console import Console
 
 
 def main(names: list[str]) -> int:
+    """Run benchmarks by name. Returns the exit code."""
     console = Console()
     known = sorted(path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py"))
     unknown = [name for name in names if name not in known]

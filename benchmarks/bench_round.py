@@ -1,7 +1,9 @@
-"""A federated round against the machine's limit and against a plain loop, interleaved in one run.
+"""A federated round next to the machine's limit and a plain loop, interleaved.
 
-(a) attainable: the same network's forward + backward + update on batches that lie ready, best layout, one
-    single-threaded process a core
+    python -m benchmarks round
+
+(a) attainable: the same network's forward, backward and update on prepared batches, best layout, one
+    single-threaded process per core
 (b) ours: ten clients, ConvNet or ResNet-20, batch 40, one epoch, augmentation; with and without evaluation
 (c) plain: a PyTorch loop as a user would write it (DataLoader, default threads and layout, float32)
 """
@@ -31,12 +33,12 @@ from fedbe.experiment.round import RunState, play_round
 
 REPEATS = 3
 CLIENTS = 10
-IMAGES = {"convnet": 4000, "resnet20": 400}  # a client; ResNet-20 is five times slower
+IMAGES = {"convnet": 4000, "resnet20": 400}  # per client; ResNet-20 is five times slower
 CORES = os.cpu_count() or 1
 
 
 def synthetic() -> Task:
-    """Noise in the shape of CIFAR-10: speed does not depend on what is in the images."""
+    """Noise in the shape of CIFAR-10. The speed does not depend on the content of images."""
     draw = torch.Generator().manual_seed(0)
 
     def part(name: str, count: int) -> Dataset:
@@ -47,20 +49,21 @@ def synthetic() -> Task:
 
 
 def recipe(model: str) -> Recipe:
+    """One epoch on `IMAGES` images per client; the server takes the rest."""
     left_out = 50_000 - CLIENTS * IMAGES[model]
     changes = (f"model.name={model}", "training.epochs=1", "training.rounds=1000", f"data.server={left_out}")
     return load_recipe("cifar10-step", changes)
 
 
 def ours(pool: ProcessPool, task: Task, model: str, precision: str, evaluated: bool) -> float:
-    """Images a second over one whole round."""
-    chosen = recipe(model)
+    """Images a second over one whole round of FedAvg."""
+    settings = recipe(model)
     if not evaluated:
-        chosen = chosen.model_copy(update={"evaluation": chosen.evaluation.model_copy(update={"every": 999})})
+        settings = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"every": 999})})
     info = run_folder.RunInfo("fedavg", 0, precision, {}, "")
-    sim = loop.simulation(chosen, info, prepare(chosen, 0, task), pool)
+    sim = loop.simulation(settings, info, prepare(settings, 0, task), pool)
     state = RunState(0, sim.bench.read())
-    warm = chosen.model_copy(update={"training": chosen.training.model_copy(update={"clients_per_round": CORES})})
+    warm = settings.model_copy(update={"training": settings.training.model_copy(update={"clients_per_round": CORES})})
     play_round(replace(sim, recipe=warm), state, lambda *_: None)
     begin = time.perf_counter()
     play_round(sim, state, lambda *_: None)
@@ -68,9 +71,9 @@ def ours(pool: ProcessPool, task: Task, model: str, precision: str, evaluated: b
 
 
 def attainable(model: str, precision: str) -> float:
-    """Images a second of all cores together."""
+    """Images a second of all cores together, without a framework."""
     steps = {"convnet": 150, "resnet20": 20}[model]
-    command = [sys.executable, "-m", "benchmarks.attainable", model, precision, str(steps)]
+    command = [sys.executable, "-m", "benchmarks.attainable_speed", model, precision, str(steps)]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(CORES)
     ]
@@ -86,14 +89,15 @@ def attainable(model: str, precision: str) -> float:
 
 
 def plain(model: str) -> float:
-    images = IMAGES[model] // 4  # a quarter is enough to know its speed
-    command = [sys.executable, "-m", "benchmarks.plain", model, str(images), str(CLIENTS)]
+    """Images a second of the plain loop."""
+    images = IMAGES[model] // 4  # a quarter is enough to measure the speed
+    command = [sys.executable, "-m", "benchmarks.plain_loop", model, str(images), str(CLIENTS)]
     seconds = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return images * CLIENTS / seconds
 
 
 def first_round_seconds() -> float:
-    """From the start of the command to the end of a first tiny round."""
+    """From the start of the command to the end of a tiny first round."""
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         command = [sys.executable, "-m", "fedbe", "run", "digits", "-q", "--method", "fedavg"]
@@ -103,7 +107,7 @@ def first_round_seconds() -> float:
 
 
 def import_seconds() -> float:
-    """What any program with torch needs before it can do anything."""
+    """The time of `import torch`, which every program with torch needs."""
     begin = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     return time.perf_counter() - begin
@@ -119,8 +123,22 @@ def tree_memory_mb(pool: ProcessPool) -> float:
     return total / 1024
 
 
+def speeds(pool: ProcessPool, task: Task, model: str, precision: str) -> list[str]:
+    """The cells of a table row: four speeds, and the ratios of (b) to (a) and (c)."""
+    rows = []
+    for _ in range(REPEATS):
+        a = attainable(model, precision)
+        b = ours(pool, task, model, precision, evaluated=False)
+        b_with_test = ours(pool, task, model, precision, evaluated=True)
+        c = plain(model)
+        rows.append((a, b, b_with_test, c, b / a, b / c))
+    *images, to_limit, to_plain = (median(column) for column in zip(*rows, strict=True))
+    return [*(f"{value:,.0f}" for value in images), f"{to_limit:.0%}", f"{to_plain:.2f}×"]
+
+
 def main() -> None:
-    task = synthetic()
+    """Print the speeds of all models and precisions, memory, and the time to start."""
+    task, console = synthetic(), Console()
     precisions = ["float32", "bfloat16"] if has_bfloat16() else ["float32"]
     table = Table(title=f"images/s, {CORES} cores, median of {REPEATS} interleaved repeats", box=None)
     for column in ("model", "precision", "(a) attainable", "(b) round", "(b) with test", "(c) plain", "b/a", "b/c"):
@@ -128,29 +146,19 @@ def main() -> None:
     with ProcessPool(CORES) as pool:
         for model in IMAGES:
             for precision in precisions:
-                rows = []
-                for _ in range(REPEATS):
-                    a = attainable(model, precision)
-                    b = ours(pool, task, model, precision, evaluated=False)
-                    measured = ours(pool, task, model, precision, evaluated=True)
-                    c = plain(model)
-                    rows.append((a, b, measured, c, b / a, b / c))
-                a, b, measured, c, to_limit, to_plain = (median(column) for column in zip(*rows, strict=True))
-                speeds = [f"{v:,.0f}" for v in (a, b, measured, c)]
-                table.add_row(model, precision, *speeds, f"{to_limit:.0%}", f"{to_plain:.2f}×")
+                table.add_row(model, precision, *speeds(pool, task, model, precision))
         memory = tree_memory_mb(pool)
-    console = Console()
     console.print(table)
     if len(precisions) == 1:
         console.print("bfloat16 was not measured: this processor has no hardware for it")
     console.print(f"memory of all processes (proportional): {memory:,.0f} MB")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    console.print(f"largest resident memory of the main process: {peak:,.0f} MB")
+    console.print(f"peak resident memory of the main process: {peak:,.0f} MB")
     starts = [(first_round_seconds(), import_seconds()) for _ in range(REPEATS)]
-    start, bare = median(s for s, _ in starts), median(s for _, s in starts)
+    start, import_only = median(s for s, _ in starts), median(s for _, s in starts)
     console.print(
-        f"start of the command to the end of a first tiny round: {start:.1f} s, "
-        f"{start / bare:.1f} × `import torch` alone ({bare:.1f} s)"
+        f"start of the command to the end of a tiny first round: {start:.1f} s, "
+        f"{start / import_only:.1f} × `import torch` ({import_only:.1f} s)"
     )
 
 

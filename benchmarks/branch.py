@@ -1,11 +1,11 @@
-"""What if a run had gone on with other settings? Makes a run that shares the first rounds of another.
+"""Continue a run with other settings: make a new run that shares the first rounds of an existing one.
 
     python -m benchmarks.branch RUN CHECKPOINT NEW [KEY=VALUE …]
     fedbe resume NEW
 
-NEW has the rounds of RUN up to the checkpoint (a file that a run leaves; it keeps the last two, so copy those that are
-wanted) and RUN's recipe with the changes. Its run.json says where it began. `fedbe resume` itself refuses a checkpoint
-of other settings, rightly: what comes out is no run of one recipe.
+NEW has the rounds of RUN up to the checkpoint, and RUN's recipe with the changes. Its run.json says where it started. A
+run keeps only its last two checkpoints, so copy the files that you need. `fedbe resume` alone refuses a checkpoint of
+other settings, because the result is not a run of one recipe.
 """
 
 import json
@@ -21,23 +21,26 @@ from fedbe.experiment.recipe_files import override_recipe
 
 
 def branch(trunk: Path, file: Path, new: Path, changes: list[str]) -> None:
+    """Write the folder `new` with the rounds of `trunk` up to the checkpoint `file`."""
     info, recipe = run_folder.read_info(trunk), override_recipe(run_folder.read_recipe(trunk), changes)
     state = checkpoint.read(file)
     if state is None:
-        raise RunError(f"{file} is no checkpoint that can be read")
-    shared = run_folder.read_rounds(trunk)[: state.round]
-    if len(shared) < state.round:
-        raise RunError(f"{file} is of round {state.round}, but {trunk} has {len(shared)} rounds: it is another run's")
+        raise RunError(f"{file} is not a readable checkpoint")
+    records = run_folder.read_rounds(trunk)[: state.round]
+    if len(records) < state.round:
+        raise RunError(
+            f"{file} is of round {state.round}, but {trunk} has {len(records)} rounds: it belongs to another run"
+        )
     run_folder.create(new, recipe, info.method, info.seed, info.precision)
-    begun = run_folder.read_info(new)
+    new_info = run_folder.read_info(new)
     commit = info.made_with.get("commit", "unknown")
     origin = f"{trunk.parent.name}/{trunk.name}, after round {state.round}, of commit {commit}"
-    begun = replace(begun, made_with=begun.made_with | {"begun_from": origin})
-    write_json(new / "run.json", vars(begun))
-    write_atomic(new / "rounds.jsonl", "".join(json.dumps(r) + "\n" for r in shared).encode())
+    new_info = replace(new_info, made_with=new_info.made_with | {"begun_from": origin})
+    write_json(new / "run.json", vars(new_info))
+    write_atomic(new / "rounds.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
     identity = provenance.identity(recipe, info.method, info.seed, info.precision, prepare(recipe, info.seed))
     checkpoint.save(new, state, identity)
-    print(f"{new} has {state.round} rounds of {trunk}: go on with `fedbe resume {new}`")
+    print(f"{new} has {state.round} rounds of {trunk}: continue with `fedbe resume {new}`")
 
 
 if __name__ == "__main__":

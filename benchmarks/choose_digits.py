@@ -1,9 +1,9 @@
-"""The grids behind recipes/digits.toml, on images and seeds that no reported number comes from.
+"""The grid searches for recipes/digits.toml, on images and seeds that are not used for any reported number.
 
     python -m benchmarks.choose_digits fedavg|fedbe|v-distillation [key=value …]
 
-Each tuning seed holds out another fifth of the *training* part of digits and measures on that; the test part is never
-looked at. Further arguments change the recipe. Prints a line for each setting: mean ± std over the seeds.
+Each tuning seed holds out another fifth of the *training* part of digits and measures on it. The test part is not used.
+Further arguments change the recipe. Prints mean ± std over the seeds for each setting.
 """
 
 import sys
@@ -34,7 +34,7 @@ GRIDS: dict[str, dict[str, Sequence[object]]] = {
 
 
 def accuracy(pool: ProcessPool, method: str, seed: int, changes: Sequence[str]) -> float:
-    """Percent right on the held-out part after the last round; 0 if training diverged."""
+    """Accuracy in percent on the held-out part after the last round; 0 if training diverged."""
     recipe = load_recipe(
         "digits", (*changes, "evaluation.every=1000", "evaluation.ensemble=", "evaluation.clients=false")
     )
@@ -50,15 +50,19 @@ def accuracy(pool: ProcessPool, method: str, seed: int, changes: Sequence[str]) 
 
 
 def main(method: str, changes: list[str]) -> None:
+    """Search the grid of a method."""
     names, values = zip(*GRIDS[method].items(), strict=True)
     with ProcessPool(cores()) as pool:
-        for chosen in product(*values):
-            setting = [f"{n}={v}" for n, v in zip(names, chosen, strict=True)]
+        for combination in product(*values):
+            settings = [f"{n}={v}" for n, v in zip(names, combination, strict=True)]
             if method != "fedavg":
-                setting.append(f"distill_lr_min={0.4 * float(str(chosen[-1]))}")  # the paper's proportion
-                setting = [f"method_settings.{method}.{one}" for one in setting]
-            found = [accuracy(pool, method, seed, [*setting, *changes]) for seed in SEEDS]
-            print(f"{mean(found):5.1f} ± {stdev(found):4.1f}  {method} {' '.join([*setting, *changes])}", flush=True)
+                settings.append(f"distill_lr_min={0.4 * float(str(combination[-1]))}")  # the paper's proportion
+                settings = [f"method_settings.{method}.{setting}" for setting in settings]
+            accuracies = [accuracy(pool, method, seed, [*settings, *changes]) for seed in SEEDS]
+            print(
+                f"{mean(accuracies):5.1f} ± {stdev(accuracies):4.1f}  {method} {' '.join([*settings, *changes])}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

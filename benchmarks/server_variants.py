@@ -1,10 +1,10 @@
-"""What the server could do with one round's clients: who should vote, and how the student should learn.
+"""Compare server settings on the clients of one round: which models vote, and how the student learns.
 
     python -m benchmarks.server_variants RUN [key=value,key=value …]
 
-Plays the last round of a run again (a stopped one will do: that is how to look at an early round), then prints the
-accuracy of every kind of teacher on the server's images, and for each group of settings given (members, distill_lr,
-distill_epochs, sharpening …) that of the student on the server's and on the test images.
+Runs the last round of a run again; a stopped run gives an early round. Prints the accuracy of every kind of teacher on
+the server's images. For each given group of settings (members, distill_lr, distill_epochs, sharpening …) it prints the
+accuracy of the student on the server's and on the test images.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 from fedbe.algorithms.server.stages import Distill
 from fedbe.algorithms.vote import vote
 from fedbe.analysis.rerun import last_round
-from fedbe.analysis.runs import read_trial
+from fedbe.analysis.runs import read_run
 from fedbe.core.compute import cores
 from fedbe.core.normalization import batch_norm_layers, recalibrate
 from fedbe.experiment.executors.process_pool import ProcessPool
@@ -24,16 +24,17 @@ TEACHERS = ("A", "S", "C", "SA", "AC", "SAC")
 
 
 def main(folder: Path, groups: list[str]) -> None:
+    """Print one line for each teacher and for each group of settings."""
     with ProcessPool(cores()) as pool:
-        replayed = last_round(read_trial(folder), pool)
-        sim, draft, round = replayed.sim, replayed.draft, replayed.round
+        rerun = last_round(read_run(folder), pool)
+        sim, draft, round = rerun.sim, rerun.draft, rerun.round
         average = _percent(sim.measure(draft.state))
         print(f"{folder.name}, round {round.context.round}: average {average} on the test images")
         if batch_norm_layers(sim.bench.module):
             sim.bench.load(draft.state)
             recalibrate(sim.bench, round.context.unlabeled())
-            anew = _percent(sim.measure(sim.bench.read()))
-            print(f"  with BatchNorm statistics measured anew on the server's images: {anew}", flush=True)
+            recalibrated = _percent(sim.measure(sim.bench.read()))
+            print(f"  with BatchNorm statistics recomputed on the server's images: {recalibrated}", flush=True)
         for members in TEACHERS:
             voters = round.members(sim.ensemble(members=members), draft.state)
             outcome = vote(voters, sim.predictor("server"), round.context.labels)
@@ -41,8 +42,8 @@ def main(folder: Path, groups: list[str]) -> None:
         for group in groups:
             stage = Distill(**dict(_setting(word) for word in group.split(",")))
             student = stage(draft, round).state
-            learnt = f"teacher {_percent(round.info.ensemble)}, student {_percent(round.info.student)}"
-            print(f"  {group}: {learnt}, on the test images {_percent(sim.measure(student))}", flush=True)
+            on_server = f"teacher {_percent(round.info.ensemble)}, student {_percent(round.info.student)}"
+            print(f"  {group}: {on_server}, on the test images {_percent(sim.measure(student))}", flush=True)
 
 
 def _setting(word: str) -> tuple[str, Any]:
@@ -53,8 +54,8 @@ def _setting(word: str) -> tuple[str, Any]:
         return name, value
 
 
-def _percent(quality: Any) -> str:
-    return f"{100 * quality.accuracy:.1f} %"
+def _percent(metrics: Any) -> str:
+    return f"{100 * metrics.accuracy:.1f} %"
 
 
 if __name__ == "__main__":

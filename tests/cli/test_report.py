@@ -103,7 +103,7 @@ def test_watch_serves_the_page_until_ctrl_c(make_run) -> None:
             _, said = process.communicate(timeout=20)
         finally:
             process.kill()
-    assert (process.returncode, said) == (0, "watch ended; the run is not touched by that\n")
+    assert (process.returncode, said) == (0, "watch ended; the run is not affected\n")
 
 
 def test_the_version_changes_with_the_files_and_only_then(make_run) -> None:

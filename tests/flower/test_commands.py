@@ -283,7 +283,7 @@ def test_all_nodes_are_told_the_same_number_of_nodes(stage):
     with pytest.raises(RunError, match=r"were told that they are 2, not 3: run `fedbe flower down .*` first"):
         stage.up(3)
     assert stage.pids() == before
-    asked = flower._nodes(stage, "long", 2, 3)
+    asked = flower.nodes_sentence(stage, "long", 2, 3)
     app = stage.folder
     assert f": fedbe flower down {app}, fedbe flower up {app} --nodes 3, fedbe flower run {app} --name long;" in asked
     stage.down()
@@ -291,7 +291,7 @@ def test_all_nodes_are_told_the_same_number_of_nodes(stage):
     stage.up(3)
     told = [command[command.index("--node-config") + 1] for name, command in stage.started if name != "superlink"]
     assert told == [f"partition-id={i} num-partitions=3" for i in range(3)]
-    assert f": fedbe flower up {app} --nodes 3;" in flower._nodes(stage, "long", 2, 3)
+    assert f": fedbe flower up {app} --nodes 3;" in flower.nodes_sentence(stage, "long", 2, 3)
 
 
 def test_nodes_can_say_goodbye_to_the_superlink(stage, tmp_path):

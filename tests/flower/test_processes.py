@@ -169,8 +169,8 @@ def test_a_deployment_with_tls_and_authenticated_nodes_one_of_which_comes_late(a
     said = tmp_path / "said"
     with said.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as run:
         try:
-            advice = f"fedbe flower up {app} --nodes 3; or ask for fewer (the example: --set clients=2)"
-            wait_for(lambda: f"2 of 3 nodes are online; waiting for 1 more: {advice}\n" in said.read_text())
+            advice = f"fedbe flower up {app} --nodes 3; or use fewer clients"
+            wait_for(lambda: f"2 of 3 nodes are online; waiting for 1 more: {advice}" in said.read_text())
 
             # a node that cannot start takes nobody else along
             ran = {name: processes.alive(deployment.state, name) for name in ("superlink", "node-0", "node-1")}
@@ -188,7 +188,7 @@ def test_a_deployment_with_tls_and_authenticated_nodes_one_of_which_comes_late(a
             assert run.wait(240) == 0, said.read_text()
         finally:
             run.kill()
-    assert "3 of 3 nodes are online: going on\nround 1: clients 3" in said.read_text()
+    assert "3 of 3 nodes are online: continuing\nround 1: clients 3" in said.read_text()
     assert "round 2: clients 3" in said.read_text()
     assert "done after round 2, accuracy" in said.read_text()
     assert same(app / "runs/run-1", expected())

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Federations with Flower: a new app, keys, a deployment, a run.", no_args_is_help=True)
 
 Dir = Annotated[Path, typer.Argument(help="The folder of the app.", metavar="DIR")]
-Nodes = Annotated[int, typer.Option(min=1, help="How many nodes (clients) the federation has.")]
+Nodes = Annotated[int, typer.Option(min=1, help="The number of nodes (clients) in the federation.")]
 
 
 @app.command()
 def new(folder: Dir) -> None:
-    """Write a complete Flower app that learns handwritten digits: the place to start from."""
+    """Write a complete Flower app that learns handwritten digits, as a starting point."""
     from fedbe.flower import template
 
     template.write(folder)
@@ -30,15 +30,15 @@ def certs(
     folder: Dir,
     nodes: Nodes = 3,
     host: Annotated[
-        list[str] | None, typer.Option(help="A name or address by which nodes on other machines reach the server.")
+        list[str] | None, typer.Option(help="A name or address of the server for nodes on other machines.")
     ] = None,
     days: Annotated[int, typer.Option(min=1, help="How long the certificates are valid.")] = 365,
 ) -> None:
-    """Make an authority, the server's certificate and a key for each node, readable by you only."""
+    """Make a certificate authority, the server's certificate and a key for each node."""
     from fedbe.flower import certs as keys
 
-    place = keys.make(folder, nodes, host or (), days)
-    out.print(f"keys and certificates are in {place}; ca.key is best kept on another machine")
+    path = keys.make(folder, nodes, host or (), days)
+    out.print(f"keys and certificates are in {path}; keep ca.key on another machine")
 
 
 @app.command()
@@ -53,55 +53,57 @@ def up(folder: Dir, nodes: Nodes = 3) -> None:
 @app.command()
 def run(
     folder: Dir,
-    name: Annotated[str | None, typer.Option(help="Name of the run; one that was stopped goes on.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; a stopped run continues.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the app, e.g. rounds=5.")
     ] = None,
 ) -> None:
-    """Train the app on the deployment, follow it, and show where model and report are."""
+    """Train the app on the deployment and follow the run."""
     from fedbe.flower import submission
     from fedbe.flower.deployment import Deployment
 
     deployment = Deployment(folder)
-    number, place = submission.submit(deployment, name, changes or (), lambda line: out.print(line))
-    out.print(f"run {number} is submitted; results: {place}")
+    run_id, results = submission.submit(deployment, name, changes or (), lambda line: out.print(line))
+    out.print(f"run {run_id} is submitted; results: {results}")
     try:
         outcome = submission.follow(
             deployment,
-            number,
-            place,
-            lambda line: out.print(_told(line)),
-            lambda online, needed: out.print(_nodes(deployment, place.name, online, needed)),
+            run_id,
+            results,
+            lambda record: out.print(round_sentence(record)),
+            lambda online, needed: out.print(nodes_sentence(deployment, results.name, online, needed)),
         )
     except KeyboardInterrupt:
         home = deployment.state / "flwr"
-        out.print(f"\nno longer following; the run goes on. Stop it with: FLWR_HOME={home} flwr stop {number} fedbe")
+        out.print(f"\nno longer following; the run continues. Stop it with: FLWR_HOME={home} flwr stop {run_id} fedbe")
         raise typer.Exit(130) from None
     accuracy = outcome.report.get("server", {}).get(str(outcome.rounds), {}).get("accuracy")
-    found = f", accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
-    out.print(f"done after round {outcome.rounds}{found}. Model: {place / 'model.safetensors'}")
+    measured = f", accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
+    out.print(f"done after round {outcome.rounds}{measured}. Model: {results / 'model.safetensors'}")
 
 
 @app.command()
 def down(folder: Dir) -> None:
-    """Stop what `up` started in this folder; runs, keys and the database stay."""
+    """Stop the processes that `up` started; runs, keys and the database stay."""
     from fedbe.flower.deployment import Deployment
 
     stopped = Deployment(folder).down()
     out.print(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
 
 
-def _told(line: dict[str, Any]) -> str:
-    done = f"round {line['round']}: clients {len(line['clients'])}, {line['seconds']['round']:.1f} s"
-    return "; ".join([done, *(f"client {s['client']} set aside: {s['reason']}" for s in line["set_aside"])])
+def round_sentence(record: dict[str, Any]) -> str:
+    """One line about a finished round: clients, seconds, and the clients that were set aside."""
+    finished = f"round {record['round']}: clients {len(record['clients'])}, {record['seconds']['round']:.1f} s"
+    return "; ".join([finished, *(f"client {s['client']} set aside: {s['reason']}" for s in record["set_aside"])])
 
 
-def _nodes(deployment: "Deployment", name: str, online: int, needed: int) -> str:
+def nodes_sentence(deployment: "Deployment", name: str, online: int, needed: int) -> str:
+    """One line about the nodes that a run waits for, with the command that starts more."""
     if online >= needed:
-        return f"{online} of {needed} nodes are online: going on"
+        return f"{online} of {needed} nodes are online: continuing"
     folder = deployment.folder
     more = f"fedbe flower up {folder} --nodes {needed}"
-    if deployment.size() != needed:  # a node is told when it starts how many there are
+    if deployment.size() != needed:  # a node gets the number of nodes when it starts
         more = f"fedbe flower down {folder}, {more}, fedbe flower run {folder} --name {name}"
-    fewer = f"; or ask for fewer (the example: --set clients={online})" if online else ""
+    fewer = f"; or use fewer clients (in the example app: --set clients={online})" if online else ""
     return f"{online} of {needed} nodes are online; waiting for {needed - online} more: {more}{fewer}"

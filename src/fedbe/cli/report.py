@@ -1,4 +1,4 @@
-"""`fedbe report` and `fedbe watch`: results as a page. torch is imported by the command that needs it."""
+"""`fedbe report` and `fedbe watch`: results as a web page. Commands import torch only if they need it."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +10,7 @@ from fedbe.errors import SettingError
 
 
 class Format(StrEnum):
-    """What a picture for a paper can be written as."""
+    """The file format of pictures for a paper."""
 
     PNG = "png"
     SVG = "svg"
@@ -25,18 +25,21 @@ Folders = Annotated[
 def report(
     runs: Folders = None,
     everything: Annotated[bool, typer.Option("--all", help="All runs and comparisons below --runs.")] = False,
-    below: Annotated[Path, typer.Option("--runs", help="Where --all looks.")] = Path("runs"),
-    to: Annotated[Path | None, typer.Option(help="The page; default: report.html in the folder.")] = None,
+    below: Annotated[Path, typer.Option("--runs", help="The folder that --all searches.")] = Path("runs"),
+    to: Annotated[Path | None, typer.Option(help="The HTML file; default: report.html in the folder.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write every picture into this folder.")] = None,
-    kind: Annotated[Format, typer.Option("--format", help="Of the pictures.")] = Format.PNG,
+    kind: Annotated[Format, typer.Option("--format", help="The format of the pictures.")] = Format.PNG,
 ) -> None:
-    """Write one HTML page, complete in itself, with tables and charts of runs; and its pictures for a paper."""
+    """Write tables and charts of runs as one self-contained HTML page, and as pictures for a paper."""
     if everything == bool(runs):
-        raise SettingError("name runs or comparisons for the report, or --all for everything below --runs")
+        raise SettingError("give the folders of runs or comparisons, or --all for everything below --runs")
     from fedbe import report as pages
 
-    folders, notes = pages.readable_folders(pages.find_folders(below)) if everything else (list(runs or ()), [])
-    home = below if everything else folders[0] if len(folders) == 1 else Path()
+    folders, notes = list(runs or ()), list[str]()
+    home = folders[0] if len(folders) == 1 else Path()
+    if everything:
+        folders, notes = pages.readable_folders(pages.find_folders(below))
+        home = below
     path = to or home / "report.html"
     sections = pages.build_sections(pages.read_groups(folders))
     pages.write_page(sections, path, notes)
@@ -50,9 +53,9 @@ def report(
 
 def watch(
     run: Annotated[Path, typer.Argument(help="The folder of a run or a comparison.", metavar="RUN")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="On 127.0.0.1; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port on 127.0.0.1; 0 for a free one.")] = 0,
 ) -> None:
-    """Show a run's page in the browser while it trains; Ctrl-C ends it."""
+    """Serve the report of a run while it trains; Ctrl-C ends it."""
     from fedbe.report.live import Page, serve
 
     page = Page(run)
@@ -61,4 +64,4 @@ def watch(
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            typer.echo("watch ended; the run is not touched by that", err=True)
+            typer.echo("watch ended; the run is not affected", err=True)

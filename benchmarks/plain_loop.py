@@ -1,8 +1,8 @@
-"""The reference that a user would write: one process, DataLoader, default threads, layout and precision.
+"""The reference, a loop as a user would write it: one process, DataLoader, default threads, layout and precision.
 
-    python -m benchmarks.plain convnet 4000 10    # model, images a client, clients
+    python -m benchmarks.plain_loop convnet 4000 10    # model, images per client, clients
 
-The clients train one after the other for one epoch; prints the seconds that the whole round took.
+The clients train one after the other for one epoch. Prints the seconds of the whole round.
 """
 
 import copy
@@ -19,7 +19,7 @@ from fedbe.models import build
 
 
 class Images(Dataset):  # type: ignore[type-arg]
-    """Crop and flip image by image, as transforms do."""
+    """Images with crop and flip, one by one, as transforms do."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self.images, self.labels = images, labels
@@ -37,6 +37,7 @@ class Images(Dataset):  # type: ignore[type-arg]
 
 
 def train(model: nn.Module, data: Images) -> nn.Module:
+    """One epoch of SGD on a copy of the model."""
     model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3)
     for images, labels in DataLoader(data, batch_size=40, shuffle=True):
@@ -47,6 +48,7 @@ def train(model: nn.Module, data: Images) -> nn.Module:
 
 
 def main(name: str, images: int, clients: int) -> None:
+    """Print the seconds of one round."""
     model = build(name, 10, (3, 32, 32), generator(0))
     pixels = torch.randint(0, 256, (images, 3, 32, 32), dtype=torch.uint8)
     data = Images(pixels, torch.arange(images) % 10)

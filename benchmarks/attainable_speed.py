@@ -1,9 +1,9 @@
-"""One process of the reference: forward, backward and update of a network on batches that lie ready.
+"""One process of the reference: forward, backward and update of a network on prepared batches.
 
-    python -m benchmarks.attainable convnet float32 100    # model, precision, steps
+    python -m benchmarks.attainable_speed convnet float32 100    # model, precision, steps
 
-Best layout (channels-last), one thread, freed memory is kept. It warms up, prints "ready", waits for a line on stdin,
-works, and prints the seconds that the steps took.
+It uses the best layout (channels-last) and one thread, and keeps freed memory. After a warm-up it prints "ready" and
+waits for a line on stdin. Then it runs the steps and prints their seconds.
 """
 
 import sys
@@ -19,25 +19,26 @@ from fedbe.core.random import generator
 from fedbe.experiment.memory_usage import keep_freed_memory
 from fedbe.models import build
 
-BATCH = 40
+BATCH_SIZE = 40
 
 
 def main(model: str, precision: str, steps: int) -> None:
+    """Print the seconds of `steps` training steps."""
     torch.set_num_threads(1)
     keep_freed_memory()
-    bench = ModelRunner(build(model, 10, (3, 32, 32), generator(0)), Plan(precision))
-    bench.module.train()
+    runner = ModelRunner(build(model, 10, (3, 32, 32), generator(0)), Plan(precision))
+    runner.module.train()
     inputs = [
-        torch.randn(BATCH, 3, 32, 32, generator=generator(i)).contiguous(memory_format=torch.channels_last)
+        torch.randn(BATCH_SIZE, 3, 32, 32, generator=generator(i)).contiguous(memory_format=torch.channels_last)
         for i in range(10)
     ]
-    labels = torch.arange(BATCH) % 10
-    optimizer = SGD(bench, 0.9, 1e-3)
+    labels = torch.arange(BATCH_SIZE) % 10
+    optimizer = SGD(runner, 0.9, 1e-3)
 
     def step(i: int) -> None:
         optimizer.zero_grad()
-        with bench.plan.autocast(bench.device):
-            logits = bench.module(inputs[i % len(inputs)])
+        with runner.plan.autocast(runner.device):
+            logits = runner.module(inputs[i % len(inputs)])
         functional.cross_entropy(logits.float(), labels).backward()
         optimizer.step(0.01)
 
