@@ -29,7 +29,8 @@ from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import load_recipe
-from fedbe.experiment.round import RunState, play_round
+from fedbe.experiment.round import play_round
+from fedbe.experiment.run_state import RunState
 
 REPEATS = 3
 CLIENTS = 10
@@ -62,7 +63,7 @@ def ours(pool: ProcessPool, task: Task, model: str, precision: str, evaluated: b
         settings = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"every": 999})})
     info = run_folder.RunInfo("fedavg", 0, precision, {}, "")
     sim = loop.simulation(settings, info, prepare(settings, 0, task), pool)
-    state = RunState(0, sim.bench.read())
+    state = RunState(0, sim.runner.read())
     warm = settings.model_copy(update={"training": settings.training.model_copy(update={"clients_per_round": CORES})})
     play_round(replace(sim, recipe=warm), state, lambda *_: None)
     begin = time.perf_counter()

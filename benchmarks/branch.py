@@ -28,9 +28,7 @@ def branch(trunk: Path, file: Path, new: Path, changes: list[str]) -> None:
         raise RunError(f"{file} is not a readable checkpoint")
     records = run_folder.read_rounds(trunk)[: state.round]
     if len(records) < state.round:
-        raise RunError(
-            f"{file} is of round {state.round}, but {trunk} has {len(records)} rounds: it belongs to another run"
-        )
+        raise RunError(f"{file} belongs to another run: it is of round {state.round}, {trunk} has {len(records)}")
     run_folder.create(new, recipe, info.method, info.seed, info.precision)
     new_info = run_folder.read_info(new)
     commit = info.made_with.get("commit", "unknown")
@@ -47,6 +45,6 @@ if __name__ == "__main__":
     if len(sys.argv) < 4:
         sys.exit(__doc__)
     try:
-        branch(*map(Path, sys.argv[1:4]), sys.argv[4:])
+        branch(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
     except FedBEError as error:
         sys.exit(str(error))

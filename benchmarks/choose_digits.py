@@ -19,7 +19,8 @@ from fedbe.experiment import loop, run_folder
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe_files import load_recipe
-from fedbe.experiment.round import RunState, play_round
+from fedbe.experiment.round import play_round
+from fedbe.experiment.run_state import RunState
 
 SEEDS = range(100, 110)
 GRIDS: dict[str, dict[str, Sequence[object]]] = {
@@ -40,7 +41,8 @@ def accuracy(pool: ProcessPool, method: str, seed: int, changes: Sequence[str]) 
     )
     federation = prepare(recipe, seed, hold_out(data.load_task("digits").train, seed))
     sim = loop.simulation(recipe, run_folder.RunInfo(method, seed, "float32", {}, ""), federation, pool)
-    state, record = RunState(0, sim.bench.read()), {}
+    state = RunState(0, sim.runner.read())
+    record: run_folder.Record = {}
     try:
         while state.round < sim.rounds:
             state, record = play_round(sim, state, lambda *_: None)
@@ -58,11 +60,9 @@ def main(method: str, changes: list[str]) -> None:
             if method != "fedavg":
                 settings.append(f"distill_lr_min={0.4 * float(str(combination[-1]))}")  # the paper's proportion
                 settings = [f"method_settings.{method}.{setting}" for setting in settings]
-            accuracies = [accuracy(pool, method, seed, [*settings, *changes]) for seed in SEEDS]
-            print(
-                f"{mean(accuracies):5.1f} ± {stdev(accuracies):4.1f}  {method} {' '.join([*settings, *changes])}",
-                flush=True,
-            )
+            settings += changes
+            accuracies = [accuracy(pool, method, seed, settings) for seed in SEEDS]
+            print(f"{mean(accuracies):5.1f} ± {stdev(accuracies):4.1f}  {method} {' '.join(settings)}", flush=True)
 
 
 if __name__ == "__main__":

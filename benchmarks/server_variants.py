@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedbe.algorithms.server.stages import Distill
+from fedbe.algorithms.methods import get_method
 from fedbe.algorithms.vote import vote
-from fedbe.analysis.rerun import last_round
+from fedbe.analysis.rerun import rerun_last_round
 from fedbe.analysis.runs import read_run
 from fedbe.core.compute import cores
 from fedbe.core.normalization import batch_norm_layers, recalibrate
@@ -26,22 +26,22 @@ TEACHERS = ("A", "S", "C", "SA", "AC", "SAC")
 def main(folder: Path, groups: list[str]) -> None:
     """Print one line for each teacher and for each group of settings."""
     with ProcessPool(cores()) as pool:
-        rerun = last_round(read_run(folder), pool)
+        rerun = rerun_last_round(read_run(folder), pool)
         sim, draft, round = rerun.sim, rerun.draft, rerun.round
         average = _percent(sim.measure(draft.state))
         print(f"{folder.name}, round {round.context.round}: average {average} on the test images")
-        if batch_norm_layers(sim.bench.module):
-            sim.bench.load(draft.state)
-            recalibrate(sim.bench, round.context.unlabeled())
-            recalibrated = _percent(sim.measure(sim.bench.read()))
+        if batch_norm_layers(sim.runner.module):
+            sim.runner.load(draft.state)
+            recalibrate(sim.runner, round.context.unlabeled())
+            recalibrated = _percent(sim.measure(sim.runner.read()))
             print(f"  with BatchNorm statistics recomputed on the server's images: {recalibrated}", flush=True)
         for members in TEACHERS:
             voters = round.members(sim.ensemble(members=members), draft.state)
             outcome = vote(voters, sim.predictor("server"), round.context.labels)
             print(f"  teacher {members:4}{_percent(outcome.metrics)}", flush=True)
         for group in groups:
-            stage = Distill(**dict(_setting(word) for word in group.split(",")))
-            student = stage(draft, round).state
+            distill = get_method("fedbe", **dict(_setting(word) for word in group.split(","))).stages[-1]
+            student = distill(draft, round).state
             on_server = f"teacher {_percent(round.info.ensemble)}, student {_percent(round.info.student)}"
             print(f"  {group}: {on_server}, on the test images {_percent(sim.measure(student))}", flush=True)
 
