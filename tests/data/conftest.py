@@ -1,4 +1,4 @@
-"""Small made trees in the official layouts, and the door to the real data."""
+"""Fixtures: small data sets in the official formats, and access to the real data."""
 
 import gzip
 import io
@@ -21,7 +21,7 @@ CIFAR_FILES = {
 
 @pytest.fixture
 def real():
-    """`load_task` for a data set that is really there; else the test is skipped and says why."""
+    """`load_task` for a data set in FEDBE_DATA; without it the test is skipped with a reason."""
 
     def load_real(name):
         if not os.environ.get("FEDBE_DATA") or local_path(name) is None:
@@ -33,7 +33,7 @@ def real():
 
 @pytest.fixture
 def cifar_binary():
-    """Write a small set in the binary layout; returns {stem: (labels, images [n, 32, 32, 3])}."""
+    """Write a small data set in the binary format; returns {stem: (labels, images [n, 32, 32, 3])}."""
 
     def make(folder: Path, name: str, count: int = 4):
         folder.mkdir(parents=True)
@@ -77,7 +77,7 @@ def idx_files():
 
 @pytest.fixture
 def tiny_tree():
-    """Write a Tiny-ImageNet of two classes, three training images and one test image each."""
+    """Write a Tiny-ImageNet with two classes, each with three training images and one test image."""
 
     def make(folder: Path):
         ids = {"n02": (200, 30, 30), "n01": (30, 30, 200)}
@@ -88,7 +88,7 @@ def tiny_tree():
                 path.write_bytes(jpeg(colour))
         (folder / "val" / "images").mkdir(parents=True)
         (folder / "test" / "images").mkdir(parents=True)
-        (folder / "test" / "images" / "test_0.JPEG").write_bytes(b"no image, and never read")
+        (folder / "test" / "images" / "test_0.JPEG").write_bytes(b"not an image; never read")
         lines = []
         for number, (wnid, colour) in enumerate(ids.items()):
             (folder / "val" / "images" / f"val_{number}.JPEG").write_bytes(jpeg(colour))

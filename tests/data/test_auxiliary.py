@@ -20,7 +20,7 @@ def numbers(images):
     return images[:, 0, 0, 0].tolist()
 
 
-def test_shuffled_training_images_then_test_images_and_smaller_is_a_part_of_larger():
+def test_training_images_come_first_and_a_smaller_size_is_a_prefix():
     every = load_unlabeled(source(), size=None, shape=(3, 8, 8), seed=0, task="mine")
     assert sorted(numbers(every)[:20]) == list(range(20))
     assert sorted(numbers(every)[20:]) == list(range(20, 25))
@@ -32,7 +32,7 @@ def test_shuffled_training_images_then_test_images_and_smaller_is_a_part_of_larg
 
 
 def test_shared_images_of_the_two_cifars_are_left_out():
-    # One bright pixel a place, so that 60,000 images stay small.
+    # Each image is one pixel with its number as colour, so that 60,000 images stay small.
     count = 60_000
     values = torch.arange(count)
     pixels = torch.stack([values % 256, values // 256 % 256, values // 65_536], 1).to(torch.uint8).view(count, 1, 1, 3)
@@ -42,13 +42,13 @@ def test_shared_images_of_the_two_cifars_are_left_out():
             Dataset(name, pixels[:50_000], label[:50_000], ("a",)),
             Dataset(name, pixels[50_000:], label[50_000:], ("a",)),
         )
-        found = load_unlabeled(parts, size=None, shape=(3, 1, 1), seed=0, task=task).view(-1, 3).long()
-        places = found[:, 0] + 256 * found[:, 1] + 65_536 * found[:, 2]
-        assert sorted(set(range(count)) - set(places.tolist())) == sorted(SHARED_IMAGES[task, name])
+        images = load_unlabeled(parts, size=None, shape=(3, 1, 1), seed=0, task=task).view(-1, 3).long()
+        index = images[:, 0] + 256 * images[:, 1] + 65_536 * images[:, 2]
+        assert sorted(set(range(count)) - set(index.tolist())) == sorted(SHARED_IMAGES[task, name])
         assert len(load_unlabeled(parts, size=None, shape=(3, 1, 1), seed=0, task="digits")) == count
 
 
-def test_images_are_resized_like_pillow_does():
+def test_images_are_resized_as_by_pillow():
     image = torch.randint(0, 256, (1, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     small = match_shape(image, (3, 32, 32))
     pillow = np.asarray(Image.fromarray(image[0].numpy()).resize((32, 32), Image.Resampling.BILINEAR))
@@ -67,8 +67,8 @@ def test_grey_and_colour():
         match_shape(torch.zeros(1, 2, 2, 4, dtype=torch.uint8), (3, 2, 2))
 
 
-def test_what_cannot_work_is_named():
-    with pytest.raises(SettingError, match="`size` must be 1 … 25, the number of images in other, got 26"):
+def test_impossible_arguments_are_errors():
+    with pytest.raises(SettingError, match="`size` must be 1 … 25"):
         load_unlabeled(source(), size=26, shape=(3, 8, 8), seed=0, task="mine")
     with pytest.raises(SettingError, match="own test images"):
         load_unlabeled(source(name="mine"), size=3, shape=(3, 8, 8), seed=0, task="mine")

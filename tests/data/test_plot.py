@@ -24,11 +24,11 @@ def test_terminal_shows_every_client_class_and_total():
     assert "· up to 20   ⬤ up to 100 images of a class" in lines[4]
 
 
-def test_only_nothing_is_blank():
+def test_only_zero_is_blank():
     assert bubble(0, 50) == " "
     assert all(bubble(count, 5000) != " " for count in (1, 10, 4999, 5000))
 
 
-def test_a_large_split_is_cut_and_says_so():
+def test_a_large_split_is_truncated_with_a_note():
     text = printed(torch.ones(60, 200, dtype=torch.int64), tuple(f"class {n}" for n in range(200)))
     assert "40 of 60 clients, 20 of 200 classes" in text

@@ -1,4 +1,4 @@
-"""On the real CIFAR-10 and CIFAR-100, where FEDBE_DATA has them."""
+"""Tests with the real CIFAR-10 and CIFAR-100 in FEDBE_DATA."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ def sha256(tensor):
     return hashlib.sha256(tensor.to(torch.uint8).contiguous().numpy().data).hexdigest()
 
 
-def test_cifar10_is_the_real_one(real):
+def test_cifar10_hashes(real):
     task = real("cifar10")
     assert sha256(task.train.inputs) == "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a"
     assert sha256(task.train.labels) == "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253"
@@ -24,7 +24,7 @@ def test_cifar10_is_the_real_one(real):
     assert sha256(task.test.labels) == "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5"
 
 
-def test_cifar10_moments_are_those_of_the_literature(real):
+def test_cifar10_mean_and_deviation_match_the_literature(real):
     mean, std = channel_statistics(real("cifar10").train.inputs)
     assert mean.tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=5e-5)
     assert std.tolist() == pytest.approx([0.2470, 0.2435, 0.2616], abs=5e-5)
@@ -41,11 +41,11 @@ def test_step_on_real_labels(real):
 
 
 @pytest.mark.parametrize(("task", "other"), [("cifar10", "cifar100"), ("cifar100", "cifar10")])
-def test_no_image_of_the_task_is_among_the_foreign_ones(real, task, other):
-    own = {image.numpy().tobytes() for part in (real(task).train, real(task).test) for image in part.inputs}
-    theirs = [image.numpy().tobytes() for part in (real(other).train, real(other).test) for image in part.inputs]
-    shared = [place for place, image in enumerate(theirs) if image in own]
+def test_unlabeled_images_have_none_of_the_task(real, task, other):
+    in_task = {image.numpy().tobytes() for part in (real(task).train, real(task).test) for image in part.inputs}
+    in_other = [image.numpy().tobytes() for part in (real(other).train, real(other).test) for image in part.inputs]
+    shared = [index for index, image in enumerate(in_other) if image in in_task]
     assert tuple(shared) == SHARED_IMAGES[task, other]
     images = load_unlabeled(other, size=None, shape=(3, 32, 32), seed=0, task=task)
     assert len(images) == 59_997
-    assert not any(image.numpy().tobytes() in own for image in images)
+    assert not any(image.numpy().tobytes() in in_task for image in images)

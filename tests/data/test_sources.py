@@ -9,22 +9,22 @@ from fedbe.data.catalogue import DATASETS, data_root
 from fedbe.errors import DataError
 
 
-def test_known_names():
+def test_dataset_names():
     assert dataset_names() == ("digits", "swissroll", "cifar10", "cifar100", "tiny-imagenet", "mnist", "fashion-mnist")
 
 
 def test_a_mistyped_name_gets_a_hint():
-    with pytest.raises(DataError, match=r"neither a known data set .*did you mean 'cifar10'"):
+    with pytest.raises(DataError, match="did you mean 'cifar10'"):
         load_task("cifar-10")
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "tiny-imagenet", "mnist", "fashion-mnist"])
-def test_a_set_that_is_not_here_says_how_to_get_it(tmp_path, name):
-    with pytest.raises(DataError, match=f"is not in .*; get it with `fedbe data get {name}`"):
+def test_a_missing_data_set_error_says_how_to_get_it(tmp_path, name):
+    with pytest.raises(DataError, match=f"`fedbe data get {name}`"):
         load_task(name, root=tmp_path)
 
 
-def test_embedded_sets_have_no_path(tmp_path):
+def test_embedded_data_sets_have_no_path(tmp_path):
     with pytest.raises(DataError, match="digits comes with fedbe"):
         load_task(f"digits:{tmp_path}")
 
@@ -52,7 +52,7 @@ def test_importing_the_package_stays_light():
     assert done.stdout.strip() == "[]"
 
 
-def test_official_names_are_recognised_wherever_they_are(tmp_path, cifar_binary):
+def test_official_names_are_recognised_at_any_path(tmp_path, cifar_binary):
     folder = tmp_path / "deep" / "cifar-10-batches-bin"
     cifar_binary(folder, "cifar10")
     assert load_task(Path(folder)).train.name == "cifar10"

@@ -31,7 +31,7 @@ def assert_exactly_once(parts: Partition, images: int):
 
 @pytest.mark.parametrize("kind", SETTINGS)
 @pytest.mark.parametrize("server", [0, 700])
-def test_every_image_goes_to_exactly_one_place(kind, server):
+def test_every_image_goes_to_exactly_one_owner(kind, server):
     parts = split(kind, TEN, clients=10, server=server, seed=0, **SETTINGS[kind])
     assert len(parts.server) == server
     assert len(parts.clients) == 10
@@ -66,7 +66,7 @@ def test_step_has_the_exact_counts_of_the_paper(count, images, clients, majors, 
     assert_exactly_once(parts, len(labels))
 
 
-def test_step_defaults_are_those_of_cifar10():
+def test_step_defaults_match_cifar10():
     labels = classes(10, 5000)
     counts = split("step", labels, clients=10, server=10_000, seed=5).counts(labels, 10)
     assert set(counts.unique().tolist()) == {10, 1960}
@@ -79,7 +79,7 @@ def test_step_majors_depend_on_the_seed():
     assert not torch.equal(tables[1], tables[2])
 
 
-def test_step_leftovers_are_spread_by_at_most_one():
+def test_step_remainders_differ_by_at_most_one():
     # 101, 53 and 77 images, 4 clients with 1 major each: a class is major for one client or two.
     parts = split("step", UNEVEN, clients=4, server=0, seed=0, major_classes=1, minor_images=5)
     assert_exactly_once(parts, len(UNEVEN))
@@ -90,7 +90,7 @@ def test_step_leftovers_are_spread_by_at_most_one():
         assert major.max() - major.min() <= 1
 
 
-def test_step_class_without_a_major_client_is_spread_over_all():
+def test_step_class_without_a_major_client_is_shared_by_all():
     labels = classes(10, 100)
     counts = split("step", labels, clients=3, server=0, seed=0, major_classes=2, minor_images=7).counts(labels, 10)
     major = (counts == 100 - 2 * 7).sum(0)
@@ -99,13 +99,13 @@ def test_step_class_without_a_major_client_is_spread_over_all():
     assert counts.sum(1).max() - counts.sum(1).min() <= 1  # leftovers go to those who have least
 
 
-def test_step_where_everybody_is_major_is_even():
+def test_step_is_even_if_every_client_is_major():
     labels = classes(2, 10)
     counts = split("step", labels, clients=3, server=0, seed=0, major_classes=2).counts(labels, 2)
     assert sorted(counts[:, 0].tolist()) == [3, 3, 4]
 
 
-def test_step_major_share_is_the_swiss_roll_of_the_paper():
+def test_step_with_major_share_gives_the_swiss_roll_split_of_the_paper():
     labels = classes(3, 400)
     parts = split("step", labels, clients=3, server=300, seed=0, major_classes=1, major_share=0.8)
     counts = parts.counts(labels, 3)
@@ -113,7 +113,7 @@ def test_step_major_share_is_the_swiss_roll_of_the_paper():
     assert counts.sum(1).tolist() == [300] * 3
 
 
-def test_iid_is_even_in_number_and_mixed_in_class():
+def test_iid_has_even_sizes_and_mixed_classes():
     parts = split("iid", TEN, clients=7, server=1000, seed=0)
     sizes = [len(part) for part in parts.clients]
     assert max(sizes) - min(sizes) <= 1
@@ -137,7 +137,7 @@ def test_dirichlet_shares_have_the_right_mean_and_variance():
     assert share.var().item() == pytest.approx(3 / (16 * 3), rel=0.12)
 
 
-def test_column_keeps_equal_ids_together_in_their_order():
+def test_column_keeps_equal_ids_together_in_sorted_order():
     ids = torch.tensor([30, 10, 10, 20, 30, 20])
     parts = split("column", torch.zeros(6).long(), clients=3, server=0, seed=0, ids=ids)
     assert [part.tolist() for part in parts.clients] == [[1, 2], [3, 5], [0, 4]]
@@ -150,7 +150,7 @@ def test_stratified_is_proportional_by_largest_remainder():
     assert torch.equal(chosen, chosen.unique())
 
 
-def test_other_splits_draw_the_server_part_without_looking_at_labels():
+def test_other_splits_draw_the_server_part_uniformly():
     parts = split("iid", TEN, clients=2, server=1000, seed=0)
     assert torch.bincount(TEN[parts.server]).tolist() != [100] * 10
 
@@ -162,51 +162,51 @@ def test_a_setting_of_none_counts_as_not_given():
 @pytest.mark.parametrize(
     ("kind", "change", "error", "sentence"),
     [
-        ("stepp", {}, SettingError, "unknown split 'stepp': did you mean 'step'"),
-        ("iid", {"alpha": 1.0}, SettingError, "the iid split has no setting `alpha`; it takes no settings"),
+        ("stepp", {}, SettingError, "did you mean 'step'"),
+        ("iid", {"alpha": 1.0}, SettingError, "no setting `alpha`; it takes no settings"),
         ("dirichlet", {"minor_images": 1}, SettingError, "no setting `minor_images`; it takes alpha"),
-        ("iid", {"clients": 0}, SettingError, "`clients` must be 1 or more, got 0"),
-        ("iid", {"server": -1}, SettingError, "`server` must be 0 or more images, got -1"),
-        ("iid", {"server": 5001}, SettingError, r"`server` \(5001 images\).*but the data has 5000"),
-        ("iid", {"clients": 5001}, SettingError, "need 5001 images, but the data has 5000"),
+        ("iid", {"clients": 0}, SettingError, "`clients` must be 1 or more"),
+        ("iid", {"server": -1}, SettingError, "`server` must be 0 or more"),
+        ("iid", {"server": 5001}, SettingError, "data has 5000"),
+        ("iid", {"clients": 5001}, SettingError, "need 5001 images"),
         ("step", {"major_classes": 11}, SettingError, "`major_classes` must be 1 … 10.*got 11"),
         ("step", {"major_classes": 0}, SettingError, "`major_classes` must be 1 … 10.*got 0"),
-        ("step", {"minor_images": 51}, SettingError, "`minor_images` must be 0 … 50, because class 0 has 500"),
+        ("step", {"minor_images": 51}, SettingError, "must be 0 … 50.*class 0 has 500"),
         ("step", {"minor_images": -1}, SettingError, "`minor_images` must be 0 … 50"),
         ("step", {"minor_images": 1, "major_share": 0.5}, SettingError, "give one of them"),
-        ("step", {"major_share": 1.5}, SettingError, "`major_share` must be > 0 and at most 1, got 1.5"),
+        ("step", {"major_share": 1.5}, SettingError, "`major_share`.*got 1.5"),
         ("dirichlet", {"alpha": 0.0}, SettingError, "`alpha` must be > 0 and finite, got 0.0"),
         ("dirichlet", {"alpha": float("inf")}, SettingError, "`alpha` must be > 0 and finite, got inf"),
         ("dirichlet", {"alpha": 0.001, "clients": 50}, DataError, r"leaves \d+ of 50 clients without an image"),
-        ("column", {}, DataError, "needs `ids`, one client id for each of 5000 images, got none"),
+        ("column", {}, DataError, "needs `ids`.*got none"),
         ("column", {"ids": torch.zeros(3).long()}, DataError, r"got shape \[3\]"),
         ("column", {"ids": torch.zeros(5000).long()}, SettingError, "`clients` must be 1, .*got 10"),
         ("step", {"seed": "0"}, SettingError, "`seed` must be a whole number"),
     ],
 )
-def test_what_cannot_work_gets_one_sentence(kind, change, error, sentence):
+def test_impossible_settings_are_errors(kind, change, error, sentence):
     arguments = {"clients": 10, "server": 0, "seed": 0} | change
     with pytest.raises(error, match=sentence):
         split(kind, TEN, **arguments)
 
 
-def test_a_client_that_the_server_part_empties_is_named():
+def test_error_names_the_client_without_images():
     ids = torch.tensor([0] + [1] * 99)
-    with pytest.raises(DataError, match="leaves 1 of 2 clients without an image, first 0"):
+    with pytest.raises(DataError, match="without an image, first 0"):
         split("column", torch.zeros(100).long(), clients=2, server=98, seed=0, ids=ids)
 
 
 @pytest.mark.parametrize(
     ("kind", "golden"), [("iid", "d92dad1de368c8fd"), ("step", "d9733c747bd4f219"), ("dirichlet", "0fc5a8b939a676eb")]
 )
-def test_a_split_stays_what_it_was(kind, golden):
-    """Published results name a seed; a change of the draws must not go unnoticed."""
+def test_golden_splits(kind, golden):
+    """Published results name a seed, so the draws must not change."""
     parts = split(kind, TEN, clients=10, server=700, seed=0)
     content = torch.cat([parts.server, *parts.clients]).numpy().data
     assert hashlib.sha256(content).hexdigest()[:16] == golden
 
 
-def test_a_class_that_is_all_at_the_server_leaves_the_rest_whole():
+def test_a_class_that_is_only_at_the_server_does_not_disturb_the_rest():
     labels = torch.tensor([0] * 9 + [1])
     for kind, settings in (("dirichlet", {"alpha": 100.0}), ("step", {"major_classes": 1, "minor_images": 0})):
         for seed in range(40):

@@ -18,12 +18,12 @@ def test_the_four_files(tmp_path, idx_files, name, packed):
     assert len(task.train.classes) == 10
 
 
-def test_torchvision_s_place_is_found(tmp_path, idx_files):
+def test_the_directory_of_torchvision_is_used(tmp_path, idx_files):
     idx_files(tmp_path / "MNIST" / "raw", packed=False)
     assert len(load_task("mnist", root=tmp_path).train) == 6
 
 
-def test_a_missing_file_is_named(tmp_path, idx_files):
+def test_error_names_the_missing_file(tmp_path, idx_files):
     idx_files(tmp_path / "mnist")
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(DataError, match=r"has no t10k-labels-idx1-ubyte"):
@@ -41,7 +41,7 @@ def test_a_missing_file_is_named(tmp_path, idx_files):
         (lambda raw: b"junk" + raw, "damaged or cut short"),
     ],
 )
-def test_damage_is_named(tmp_path, idx_files, change, sentence):
+def test_damaged_files_are_errors(tmp_path, idx_files, change, sentence):
     idx_files(tmp_path / "mnist")
     path = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
     path.write_bytes(change(path.read_bytes()))

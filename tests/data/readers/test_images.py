@@ -1,4 +1,4 @@
-"""Image files that people have."""
+"""Image files of any kind that Pillow reads."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_eight_bits_stay_as_they_are() -> None:
     assert eight_bit(image) is image
 
 
-def test_a_broken_part_of_a_file_is_one_sentence(tmp_path: Path) -> None:
+def test_a_damaged_image_is_a_data_error(tmp_path: Path) -> None:
     path = tmp_path / "broken.png"
     Image.new("L", (8, 8)).save(path)
     content = bytearray(path.read_bytes())

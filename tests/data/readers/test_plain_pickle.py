@@ -1,4 +1,4 @@
-"""The files are put together operation by operation: no pickle is written or read by Python's pickle."""
+"""The test files are built operation by operation, without Python's pickle module."""
 
 import struct
 
@@ -10,7 +10,7 @@ from fedbe.errors import DataError
 
 
 def text(value):
-    """Python 2's str, as protocol 2 writes it."""
+    """Python 2's str in protocol 2."""
     raw = value if isinstance(value, bytes) else value.encode("latin-1")
     return b"U" + bytes([len(raw)]) + raw if len(raw) < 256 else b"T" + struct.pack("<i", len(raw)) + raw
 
@@ -29,7 +29,7 @@ def array(values, core=b"numpy.core.multiarray", dtype="u1"):
 
 
 def batch(labels, pixels, key="labels", **kinds):
-    """A CIFAR batch as the official "python" archives have it."""
+    """A CIFAR batch as in the official "python" archives."""
     content = b"\x80\x02}q\x01(" + text("batch_label") + b"q\x02" + text("training batch 1 of 5") + b"q\x03"
     content += text(key) + b"q\x04]q\x05(" + b"".join(number(label) for label in labels) + b"e"
     content += text("data") + array(pixels, **kinds)
@@ -38,14 +38,14 @@ def batch(labels, pixels, key="labels", **kinds):
 
 def test_a_batch_in_the_official_structure():
     pixels = np.arange(2 * 3072, dtype=np.int64).astype(np.uint8).reshape(2, 3072)
-    found = read_plain(batch([6, 9], pixels), "data_batch_1")
-    assert found["labels"] == [6, 9]
-    assert found["batch_label"] == "training batch 1 of 5"
-    assert found["filenames"] == ["cat.png"]
-    assert np.array_equal(found["data"], pixels)
+    batch_dict = read_plain(batch([6, 9], pixels), "data_batch_1")
+    assert batch_dict["labels"] == [6, 9]
+    assert batch_dict["batch_label"] == "training batch 1 of 5"
+    assert batch_dict["filenames"] == ["cat.png"]
+    assert np.array_equal(batch_dict["data"], pixels)
 
 
-def test_numpy_2_names_and_byte_keys_are_understood():
+def test_numpy_2_names_and_byte_keys_are_accepted():
     pixels = np.ones((1, 3), np.uint8)
     content = batch([1], pixels, core=b"numpy._core.multiarray")
     as_bytes = content.replace(text("labels"), b"C\x06labels")
@@ -55,8 +55,8 @@ def test_numpy_2_names_and_byte_keys_are_understood():
 def test_memo_constants_and_single_items():
     # {"a": [None, True], "b": the same list}
     content = b"\x80\x02}" + text("a") + b"]q\x00Na\x88as" + text("b") + b"h\x00s."
-    found = read_plain(content, "x")
-    assert found == {"a": [None, True], "b": [None, True]}
+    batch_dict = read_plain(content, "x")
+    assert batch_dict == {"a": [None, True], "b": [None, True]}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_nothing_named_in_the_file_is_called(tmp_path):
     assert not target.exists()
 
 
-def test_lists_of_the_same_list_take_no_endless_work():
+def test_repeated_nested_lists_do_not_cause_endless_work():
     # a = [1]; b = [a, a]; c = [b, b]; … 200 times
     content = b"]K\x01aq\x00" + b"".join(b"0](h%ch%ceq%c" % (n, n, n + 1) for n in range(200)) + b"."
     value, depth = read_plain(content.replace(b"0]", b"]"), "x"), 0
@@ -96,12 +96,12 @@ def test_lists_of_the_same_list_take_no_endless_work():
     assert depth == 201
 
 
-def test_a_list_that_holds_itself_is_refused():
+def test_a_list_that_contains_itself_is_refused():
     with pytest.raises(DataError, match="damaged"):
         read_plain(b"]q\x00h\x00a.", "x")
 
 
-def test_an_array_whose_data_is_short_is_damaged():
+def test_an_array_with_too_little_data_is_damaged():
     content = batch([1], np.ones((2, 4), np.uint8)).replace(text(b"\x01" * 8), text(b"\x01" * 7))
     with pytest.raises(DataError, match="damaged"):
         read_plain(content, "batch")
