@@ -79,7 +79,7 @@ def test_a_method_can_be_switched_off_and_on(visit: Any, address: str) -> None:
     assert seen.count(".accuracy .series") == 1
     assert seen.count("tr.off") == 1
     seen.page.get_by_role("button", name="FedAvg", exact=True).click()
-    assert seen.page.locator(".accuracy .plot").inner_text() == "Every method of this chart is switched off."
+    assert seen.page.locator(".accuracy .plot").inner_text() == "All methods of this chart are hidden."
     switch.press("Enter")
     assert seen.count(".accuracy .series") == 1
     assert seen.problems == []
@@ -150,7 +150,7 @@ def test_a_split_of_many_classes_stays_in_its_place_and_can_be_reached(
     )
     assert drawn <= panel.evaluate("box => box.scrollWidth")
     assert panel.evaluate("box => getComputedStyle(box).overflowX") == "auto"
-    assert seen.page.locator(".split figcaption").inner_text().count("the smallest are enlarged") == 1
+    assert seen.page.locator(".split figcaption").inner_text().count("smallest are enlarged") == 1
 
 
 def test_for_paper_the_charts_are_drawn_anew_and_come_back(visit: Any, address: str) -> None:
@@ -197,7 +197,7 @@ def test_watch_brings_new_rounds_into_the_page(visit: Any, make_run: Any) -> Non
         assert seen.problems == []
         assert all(url.startswith(home) for url in seen.requests)
         folder.rename(folder.with_name("away"))  # as a run that fails in its first round goes
-        seen.page.get_by_text("the run cannot be read just now").wait_for(timeout=15_000)
+        seen.page.get_by_text("the run cannot be read now").wait_for(timeout=15_000)
         assert seen.page.locator(".accuracy .label").text_content() == "FedBE 60.0"
         folder.with_name("away").rename(folder)
         seen.page.get_by_text("following the run").wait_for(timeout=15_000)
@@ -205,4 +205,4 @@ def test_watch_brings_new_rounds_into_the_page(visit: Any, make_run: Any) -> Non
         server.shutdown()
         thread.join()
         server.server_close()
-    seen.page.get_by_text("fedbe watch has ended").wait_for(timeout=15_000)
+    seen.page.get_by_text("fedbe watch has stopped").wait_for(timeout=15_000)

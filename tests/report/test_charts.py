@@ -176,7 +176,7 @@ def test_looking_at_a_run_calls_no_function_that_it_names(make_run, recipe, tmp_
     mine = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": "helper:go"})})
     section = section_of(make_run("mine", "fedavg", [0.1, 0.2, 0.5], recipe=mine))
     assert not (tmp_path / "called").exists()
-    assert any("`fedbe data show helper:go` does" in sentence for sentence in section.missing)
+    assert any("`fedbe data show helper:go`" in sentence for sentence in section.missing)
     with pytest.raises(SystemExit):
         build_sections(read_groups([tmp_path / "mine"]), trusted=True)
 
@@ -222,7 +222,7 @@ def test_data_that_is_not_here_leaves_out_the_split_alone(make_run, recipe) -> N
     gone = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": "npz:/nowhere.npz"})})
     section = section_of(make_run("gone", "fedavg", [0.4], recipe=gone))
     assert "split" not in {c.id for c in section.charts}
-    assert any(m.startswith("The split is not shown, because its data is not here") for m in section.missing)
+    assert any(m.startswith("The split is not shown: its data is missing") for m in section.missing)
 
 
 def test_a_run_that_distils_in_some_rounds_ends_with_a_model_and_its_phases_add_up(make_run, recipe) -> None:  # type: ignore[no-untyped-def]

@@ -87,7 +87,7 @@ def test_the_histogram_shows_what_was_counted(roll: tuple[Study, list[StudyRun]]
     ]  # fmt: skip
     found = analysis.read(places[0].folder)["clients"]
     assert chart.panels[0].counts == tuple(map(tuple, found["bins"]))
-    assert f"clients are {100 * found['confidence when wrong']:.0f} % sure" in chart.title
+    assert f"clients {100 * found['confidence when wrong']:.0f} %" in chart.title
 
 
 def test_right_and_wrong_fall_into_their_bins() -> None:

@@ -25,7 +25,7 @@ def simplex_of_group(group: RunGroup) -> Chart | str:
     """The triangle of the group's first finished run, or a sentence that says why there is none."""
     run = next((r for r in group.runs if r.finished), None)
     if run is None:
-        return "The triangle of sampled models is not shown: no run has ended."
+        return "The triangle of sampled models is not shown: no run is finished."
     try:
         return simplex_chart(run, sample(rerun_last_round(run)))
     except FedBEError as error:
@@ -54,9 +54,9 @@ def simplex_chart(run: Run, samples: SimplexSamples) -> Chart:
         "triangle",
         f"{above} of {len(models)} sampled models beat FedAvg's {samples.average:.1f} %",
         f"Models between the three clients of the last round (n = 1 run: {run.title}, seed {run.info.seed}, round "
-        f"{len(run.records)}), sampled from a Dirichlet with α = {samples.alpha}: position is the mixture γ, corners "
-        "are the clients' own models, the centre is FedAvg's average, the star is the best sample, colour is test "
-        f"accuracy (paper, Figure 1b). Ten samples that vote have {samples.judged.vote:.1f} % on average.",
+        f"{len(run.records)}), sampled from a Dirichlet with α = {samples.alpha}. The position is the mixture γ: the "
+        "corners are the clients' models, the centre is FedAvg's average. The star is the best sample, colour is test "
+        f"accuracy (paper, Figure 1b). The vote of ten samples reaches {samples.judged.vote:.1f} % on average.",
         (Panel(dots=tuple(dots), scale=(low, high)),),
         Table(("Model", "Test accuracy, %"), tuple((name, accuracy) for name, _, accuracy in rows)),
         unit="%",
@@ -78,12 +78,12 @@ def calibration_chart(measured: Measured, names: Mapping[str, str]) -> Chart:
     for run, groups in measured:
         source = _source(run, names)
         findings.append(
-            f"{source}: when wrong, clients are {100 * groups['clients']['confidence when wrong']:.0f} % sure, "
+            f"{source}: clients {100 * groups['clients']['confidence when wrong']:.0f} %, "
             f"samples {100 * groups['samples']['confidence when wrong']:.0f} %"
         )
         for group in ("clients", "samples"):
             right, wrong = groups[group]["bins"]
-            title = f"{source}: {groups[group]['models']} {group}, {100 * groups[group]['accuracy']:.0f} % right"
+            title = f"{source}: {groups[group]['models']} {group}, accuracy {100 * groups[group]['accuracy']:.0f} %"
             panels.append(Panel(title, rows=("right", "wrong"), counts=(tuple(right), tuple(wrong))))
             for i, (a, b) in enumerate(zip(right, wrong, strict=True)):
                 rows.append((source, group, f"{i / BINS:.2f}", f"{(i + 1) / BINS:.2f}", f"{a:.1f}", f"{b:.1f}"))
@@ -93,9 +93,9 @@ def calibration_chart(measured: Measured, names: Mapping[str, str]) -> Chart:
     return Chart(
         "confidence",
         "histogram",
-        "; ".join(findings),
-        "Test examples by the confidence (largest probability) of the prediction, right and wrong ones stacked: the "
-        "mean of the clients' models of the last round, and of as many models sampled from the distribution fitted to "
+        f"Mean confidence of wrong predictions: {'; '.join(findings)}",
+        "Test examples by the confidence (largest probability) of the prediction, right and wrong ones stacked: "
+        "mean over the clients' models of the last round, and over as many models sampled from the posterior fitted to "
         f"them (paper, Figure 1c and appendix). One run for each row: {runs}.",
         tuple(panels),
         Table(("Data", "Models", "Confidence from", "to", "Right", "Wrong"), tuple(rows)),
@@ -119,16 +119,16 @@ def features_chart(measured: Measured, names: Mapping[str, str]) -> Chart:
         images = {"own": _source(run, names), "foreign": "noise" if foreign == NOISE else names.get(foreign, foreign)}
         for part, values in ((part, parts[part]) for part in images if not isinstance(parts[part], str)):
             points = [(x, y, name) for (x, y), name in zip(values["points"], values["classes"], strict=True)]
-            title = f"{run.title} on {images[part]}: {100 * values['purity']:.0f} % pure"
+            title = f"{run.title} on {images[part]}: purity {100 * values['purity']:.0f} %"
             panels.append(Panel(title, rows=classes, dots=tuple(Dot(x, y, name) for x, y, name in points)))
             rows += [(run.title, images[part], f"{x:.3f}", f"{y:.3f}", name) for x, y, name in points]
     runs = ", ".join(f"{r.title} after {len(r.records)} rounds, seed {r.info.seed}" for r, _ in measured)
     return Chart(
         "features",
         "clouds",
-        f"Neighbours in feature space share the class: {', '.join(findings)}",
-        "Inputs of the last layer for test images, drawn by t-SNE: coloured by their label, and for images of the "
-        f"other set by the network's prediction (paper, appendix). One run for each method: {runs}.",
+        f"Nearest neighbours in feature space with the same class: {', '.join(findings)}",
+        "t-SNE of the inputs of the last layer: test images, coloured by their label, and images of another data set, "
+        f"coloured by the network's prediction (paper, appendix). One run for each method: {runs}.",
         tuple(panels),
         Table(("Method", "Images", "x", "y", "Class"), tuple(rows)),
     )

@@ -1,7 +1,7 @@
-"""One colour for each method, everywhere: on the page in light and dark, and in pictures for papers.
+"""One colour for each method: on the page in light and dark, and in pictures for papers.
 
-Hue tells the clients' rule, a darker shade that FedBE distils on top; FedAvg is the grey that others are seen
-against. All stand out from their background by 4.5 : 1 or more. Some are alike in grey print: lines carry their names.
+The hue shows the clients' rule; the darker shade of a hue is the method with FedBE on top. FedAvg is grey. The contrast
+with the background is at least 4.5 : 1. Some colours are alike in grey print, so lines have labels.
 """
 
 LIGHT_DARK: dict[str, tuple[str, str]] = {
@@ -19,24 +19,26 @@ LIGHT_DARK: dict[str, tuple[str, str]] = {
     "fedbe+scaffold": ("#412490", "#d6c8ff"),
 }
 OTHER = ("#444444", "#cccccc")
-# From low to high accuracy: lightness alone tells the order.
+# From low to high accuracy; the lightness shows the order too.
 RAMP = ("#f3c969", "#e58a4e", "#b4456a", "#5b2a86", "#1b1447")
 DARK_RAMP = ("#3d2a78", "#7a3b8f", "#c2557f", "#f0915a", "#fbe08a")
 
 
 def light(method: str) -> str:
+    """The colour of a method on white."""
     return LIGHT_DARK.get(method, OTHER)[0]
 
 
 def css() -> str:
-    """The colours as CSS variables: --m-fedbe …, --ramp-0 …; names hold no character that CSS would mind."""
+    """The colours as CSS variables: --m-fedbe …, --ramp-0 …"""
     methods = {f"m-{variable(name)}": pair for name, pair in {**LIGHT_DARK, "other": OTHER}.items()}
     ramp = {f"ramp-{i}": pair for i, pair in enumerate(zip(RAMP, DARK_RAMP, strict=True))}
     return "".join(f"--{name}:light-dark({a},{b});" for name, (a, b) in {**methods, **ramp}.items())
 
 
 def variable(method: str) -> str:
-    """
+    """A method's name as a part of a CSS variable; "other" for a method without a colour.
+
     >>> variable("fedbe+scaffold"), variable("mine</style>")
     ('fedbe-and-scaffold', 'other')
     """

@@ -1,4 +1,4 @@
-"""A run's page on 127.0.0.1, built anew when the run's files have changed."""
+"""A run's page on 127.0.0.1, built again when the run's files have changed."""
 
 import hashlib
 import sys
@@ -19,44 +19,53 @@ HOST = "127.0.0.1"
 
 
 class Page:
-    """The page of one run or comparison; it keeps the last one and makes a new one when files have changed."""
+    """The page of one run or comparison. It is cached until the files change."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._lock = folder, Lock()
-        self._made, self._html = "", ""
+        self._cached_version, self._html = "", ""
         self._cells = comparison.cells(folder) if comparison.is_comparison(folder) else [folder]
         for cell in self._cells:
             read_run(cell)  # a folder that is not a run is refused here, not in the browser
 
     def version(self) -> str:
-        """Another text whenever the page would be another."""
+        """A hash of the files' sizes and times: it changes when the page may have changed."""
         digest = hashlib.sha256()
         for cell in self._cells:
             for name in ("run.json", "rounds.jsonl"):
                 try:
-                    found = (cell / name).stat()
+                    stat = (cell / name).stat()
                 except OSError:
                     continue
-                digest.update(f"{cell}/{name} {found.st_size} {found.st_mtime_ns};".encode())
+                digest.update(f"{cell}/{name} {stat.st_size} {stat.st_mtime_ns};".encode())
         return digest.hexdigest()[:16]
 
     def html(self) -> str:
+        """The page for the current version."""
         with self._lock:
             version = self.version()
-            if version != self._made:
+            if version != self._cached_version:
                 self._html = render(build_sections(read_groups([self._folder])), version=version)
-                self._made = version
+                self._cached_version = version
             return self._html
 
 
 def serve(page: Page, port: int) -> ThreadingHTTPServer:
-    """A server for this machine only; port 0 takes a free one."""
+    """Make a server for this machine only.
+
+    Args:
+        page: What it serves.
+        port: On 127.0.0.1; 0 takes a free port.
+
+    Raises:
+        RunError: The port cannot be used.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         server_version, sys_version = "fedbe", ""
 
         def do_GET(self) -> None:
-            # Another site could point a name of its own at 127.0.0.1 and read the page: only our own names are served.
+            # DNS rebinding: another site could point its name at 127.0.0.1, so only our own names are served.
             if self.headers.get("Host", "") not in _hosts(self.server):
                 self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
             elif self.path == "/version":
@@ -84,11 +93,11 @@ def serve(page: Page, port: int) -> ThreadingHTTPServer:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """The terminal stays quiet."""
+            """Print nothing."""
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: Any, client_address: Any) -> None:
-            if not isinstance(sys.exception(), ConnectionError):  # a tab that was closed meanwhile is no error
+            if not isinstance(sys.exception(), ConnectionError):  # a closed tab is not an error
                 super().handle_error(request, client_address)
 
     try:
@@ -99,5 +108,5 @@ def serve(page: Page, port: int) -> ThreadingHTTPServer:
 
 def _hosts(server: BaseServer) -> tuple[str, ...]:
     port = server.server_port if isinstance(server, HTTPServer) else 0
-    named = (f"{HOST}:{port}", f"localhost:{port}")
-    return (*named, HOST, "localhost") if port == 80 else named  # browsers leave out the port that is the usual one
+    hosts = (f"{HOST}:{port}", f"localhost:{port}")
+    return (*hosts, HOST, "localhost") if port == 80 else hosts  # browsers leave out the default port

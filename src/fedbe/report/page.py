@@ -1,6 +1,6 @@
-"""Sections -> one HTML page that needs nothing else: its style, script and data are inside, and it may load nothing.
+"""Sections -> one self-contained HTML page: style, script and data are inside, and it loads nothing.
 
-All that comes from files is escaped on its way in, and the page's own policy lets only its one script run.
+All text from files is escaped, and the page's content security policy allows only its own script.
 """
 
 import base64
@@ -17,7 +17,13 @@ from fedbe.report.chart import Chart, ReportSection, Table
 
 
 def render(sections: Sequence[ReportSection], notes: Sequence[str] = (), version: str = "") -> str:
-    """The page; `version` is set when it is served and asks for a newer one now and then."""
+    """Make the page.
+
+    Args:
+        sections: What `build_sections` returns.
+        notes: Sentences for the top of the page.
+        version: Identifies the data of a page that `fedbe watch` serves. Such a page asks for newer versions.
+    """
     script, style = _template("page.js"), _template("page.css").replace("/*colours*/", colours.css())
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_template("page.html")).substitute(
@@ -36,7 +42,7 @@ def render(sections: Sequence[ReportSection], notes: Sequence[str] = (), version
 
 
 def escape(text: str) -> str:
-    """Text as HTML; a number keeps its unit on its line.
+    """Text as HTML. A number stays on one line with its unit.
 
     >>> escape("<b> 3 %")
     '&lt;b&gt; 3\xa0%'
@@ -50,14 +56,14 @@ def _template(name: str) -> str:
 
 
 def _title(sections: Sequence[ReportSection]) -> str:
-    return sections[0].title if len(sections) == 1 else f"{len(sections)} studies"
+    return sections[0].title if len(sections) == 1 else f"{len(sections)} groups of runs"
 
 
-SWATCH = '<span class="swatch" aria-hidden="true"></span>'  # coloured by the script
+SWATCH = '<span class="swatch" aria-hidden="true"></span>'  # the script colours it
 
 
 def _switches(sections: Sequence[ReportSection]) -> str:
-    """A button for each method of the page."""
+    """A button for each method, which hides it; none for a single method."""
     methods = {name: title for s in sections for name, title in s.methods}
     buttons = [
         f'<button type="button" class="switch" aria-pressed="true" data-method="{escape(name)}">'
@@ -71,7 +77,7 @@ def _contents(sections: Sequence[ReportSection]) -> str:
     if len(sections) < 2:
         return ""
     links = (f'<li><a href="#{s.id}">{escape(s.title)}</a> <span>{escape(s.finding)}</span></li>' for s in sections)
-    return f'<nav aria-label="Studies"><ol class="contents">{"".join(links)}</ol></nav>'
+    return f'<nav aria-label="Groups of runs"><ol class="contents">{"".join(links)}</ol></nav>'
 
 
 def _section(section: ReportSection) -> str:
@@ -93,7 +99,7 @@ RESULTS_NOTE = (
     "Accuracy of the final model on the test data, mean ± sample standard deviation over seeds; finished runs only."
 )
 PAIRED_NOTE = (
-    " Differences are paired by seed; p is of a two-sided paired t-test, not corrected for the number of methods. "
+    " Differences are paired by seed; p: two-sided paired t-test, not corrected for the number of methods. "
     "The highest mean is in bold."
 )
 
@@ -110,7 +116,7 @@ def _figure(section: ReportSection, chart: Chart) -> str:
         f'<figure id="{name}" class="chart {chart.kind} {chart.id}" aria-labelledby="{name}-title">'
         f'<figcaption><h3 id="{name}-title">{escape(chart.title)}</h3><p>{escape(chart.caption)}</p>{note}</figcaption>'
         f'<div class="plot"></div>'
-        f"<details><summary>The data behind it</summary>"
+        f"<details><summary>Show the data</summary>"
         f'<div class="scroll" tabindex="0" role="region" aria-label="Data: {escape(chart.title)}">'
         f"{_html_table(chart.table, chart.title)}</div></details></figure>"
     )
@@ -133,7 +139,7 @@ def _paragraphs(lines: Sequence[str], style: str) -> str:
 
 
 def _data(sections: Sequence[ReportSection]) -> str:
-    """The charts as JSON that no text in it can end: < and & are written as escapes."""
+    """The charts as JSON. <, > and & are escaped, so that no text can end the script element."""
     drawings = {f"{s.id}-{c.id}": c.page_data() for s in sections for c in s.charts}
     variables = {name: colours.variable(name) for s in sections for name, _ in s.methods}
     text = json.dumps({"charts": drawings, "colours": variables}, separators=(",", ":"))

@@ -16,13 +16,13 @@ def split_of_group(group: RunGroup, *, trusted: bool = False) -> Chart | str:
     seed, source = group.runs[0].info.seed, group.recipe.data.source
     if is_function(source) and not trusted:
         return (
-            "The split is not shown, because a report does not call the function that its data come from: "
-            f"`fedbe data show {source}` does."
+            "The split is not shown: a report does not call the function that makes the data. "
+            f"Use `fedbe data show {source}`."
         )
     try:
         counts, classes = split_counts(group.recipe, seed)
     except FedBEError as error:
-        return f"The split is not shown, because its data is not here: {error}."
+        return f"The split is not shown: its data is missing: {error}."
     except Exception as error:  # a user's function may raise anything, and the report must still be written
         return f"The split is not shown: {type(error).__name__}: {error}."
     about = f"Seed {seed}; every seed has its own split. {source}, {group.recipe.split.kind}."
@@ -39,8 +39,8 @@ def split_chart(counts: Counts, classes: tuple[str, ...], title: str, about: str
         about: Sentences for the end of the caption.
     """
     names = tuple(f"client {i}" for i in range(len(counts)))
-    enlarged = ", but the smallest are enlarged to be seen" if len(classes) > 30 else ""
-    caption = f"Training examples by client and class: the area of a bubble is their number{enlarged}. {about}"
+    enlarged = "; the smallest are enlarged" if len(classes) > 30 else ""
+    caption = f"Training examples by client and class. The area of a bubble is their number{enlarged}. {about}"
     return Chart(
         "split",
         "bubbles",
@@ -63,8 +63,8 @@ def largest_classes(counts: Counts) -> str:
 
     Example:
         >>> largest_classes(((8, 1, 1), (1, 8, 1)))
-        '2 clients: 80 % of their data is of their largest class'
+        '2 clients: 80 % of their examples are in their largest class'
     """
     top, name = (2, "two largest classes") if len(counts[0]) > 3 else (1, "largest class")
     largest = sum(sum(sorted(row)[-top:]) for row in counts) / max(1, sum(map(sum, counts)))
-    return f"{len(counts)} clients: {100 * largest:.0f} % of their data is of their {name}"
+    return f"{len(counts)} clients: {100 * largest:.0f} % of their examples are in their {name}"

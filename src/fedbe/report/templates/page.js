@@ -1,8 +1,8 @@
 "use strict";
-/* Draws the charts from the data in the page. Text from files only ever becomes textContent, never markup. */
+/* Draws the charts from the data in the page. Text from files becomes textContent only, never markup. */
 (() => {
   const NS = "http://www.w3.org/2000/svg";
-  const hidden = new Set(); // methods that are switched off
+  const hidden = new Set(); // methods that the user has hidden
   const tip = document.getElementById("tip");
   let data = JSON.parse(document.getElementById("data").textContent);
 
@@ -24,7 +24,7 @@
   const shown = (items) => items.filter((item) => !hidden.has(item.method));
   const textWidth = (text, size = 7) => text.length * size;
 
-  /* Round steps that divide [low, high] into about `count` parts. */
+  /* Round values that divide [low, high] into about `count` parts. */
   function ticks(low, high, count) {
     const rough = (high - low || 1) / count, power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough);
@@ -33,13 +33,14 @@
     return Array.from({ length: last - first + 1 }, (_, i) => ({ at: (first + i) * step, text: ((first + i) * step).toFixed(digits) }));
   }
 
-  /* Labels pushed apart where they would touch; those of another column do not mind. */
-  function spread(all, gap, low, high) {
-    for (const x of new Set(all.map((l) => Math.round(l.x / 40)))) apart(all.filter((l) => Math.round(l.x / 40) === x), gap, low, high);
-    return all;
+  /* Move labels apart where they would touch, column by column. */
+  function spread(labels, gap, low, high) {
+    const column = (label) => Math.round(label.x / 40);
+    for (const x of new Set(labels.map(column))) spreadColumn(labels.filter((label) => column(label) === x), gap, low, high);
+    return labels;
   }
 
-  function apart(labels, gap, low, high) {
+  function spreadColumn(labels, gap, low, high) {
     labels.sort((a, b) => a.y - b.y);
     for (let i = 1; i < labels.length; i++) labels[i].y = Math.max(labels[i].y, labels[i - 1].y + gap);
     const over = labels.length ? labels[labels.length - 1].y - high : 0;
@@ -82,8 +83,8 @@
     if (!series.length) return null;
     const all = chart.panels.flatMap((p) => shown(p.series)).flatMap((s) => s.points);
     const least = Math.min(...all.map((p) => (p.low === null ? p.y : p.low))), most = Math.max(...all.map((p) => (p.high === null ? p.y : p.high)));
-    const pad = Math.max(0, (4 - (most - least)) / 2), low = least - pad, high = most + pad; // points, so that noise does not fill the chart
-    // Several lines of one colour: each label carries a piece of its line. Else it has room for the last value.
+    const pad = Math.max(0, (4 - (most - least)) / 2), low = least - pad, high = most + pad; // at least 4 points, so that noise does not fill the chart
+    // In a titled panel all lines have one colour, so a label shows a piece of its line. Otherwise it shows the last value.
     const sample = panel.title ? 18 : 0, name = (s) => (sample ? s.label : `${s.label} ${s.points[s.points.length - 1].y.toFixed(chart.digits)}`);
     const right = Math.max(...series.map((s) => textWidth(name(s)))) + 14 + sample;
     const oneRound = all.every((p) => p.x === all[0].x);
@@ -145,7 +146,7 @@
   function drawDots(chart, panel, node, width) {
     const dots = shown(panel.dots), seeds = dots.filter((d) => !d.role), means = dots.filter((d) => d.role);
     if (!dots.length) return null;
-    // Both axes have one scale, wide enough for the diagonal to be seen.
+    // Both axes have the same scale, wide enough to show the diagonal.
     const low = Math.min(...dots.flatMap((d) => [d.x, d.y])), high = Math.max(...dots.flatMap((d) => [d.x, d.y]));
     const pad = Math.max(1, (8 - (high - low)) / 2, 0.12 * (high - low));
     const side = Math.min(width - 34 - 24, 400), box = { left: 34, right: 34 + side, top: 26, bottom: 26 + side };
@@ -153,12 +154,12 @@
     const xs = axis(low - pad, Math.min(100, high + pad), box.left, box.right, 5), ys = axis(low - pad, Math.min(100, high + pad), box.bottom, box.top, 5);
     grid(root, box, xs, ys, chart);
     svg("line", { class: "axis", x1: box.left, y1: box.bottom, x2: box.right, y2: box.top, "stroke-dasharray": "2 3" }, root);
-    svg("text", { x: box.right - 6, y: box.bottom - 8, "text-anchor": "end" }, root, "surer than right");
-    svg("text", { x: box.left + 6, y: box.top + 14 }, root, "less sure than right");
+    svg("text", { x: box.right - 6, y: box.bottom - 8, "text-anchor": "end" }, root, "overconfident");
+    svg("text", { x: box.left + 6, y: box.top + 14 }, root, "underconfident");
     for (const d of seeds) svg("circle", { class: "dot", "data-method": d.method, cx: xs.at(d.x), cy: ys.at(d.y), r: 4, fill: colour(d.method), "fill-opacity": 0.8 }, root);
     const labels = means.map((d) => ({ d, x: xs.at(d.x), y: ys.at(d.y) }));
     for (const l of labels) svg("circle", { class: "mean", cx: l.x, cy: l.y, r: 8, fill: "none", stroke: colour(l.d.method), "stroke-width": 2 }, root);
-    // Names stand outside of the cloud: those of its left half at the left.
+    // Labels point away from the other dots: left of the middle they are on the left.
     const middle = labels.reduce((sum, l) => sum + l.x, 0) / labels.length;
     for (const l of labels) l.left = (l.x < middle - 1 && l.x - 16 - textWidth(l.d.label) > 0) || l.x + 16 + textWidth(l.d.label) > width;
     for (const side of [true, false]) spread(labels.filter((l) => l.left === side), 16, box.top, box.bottom);
@@ -176,7 +177,7 @@
     const cell = Math.max(5, Math.min(34, (width - left - totals) / columns.length)), most = Math.max(1, ...counts.flat());
     const wide = Math.max(width, left + columns.length * cell + totals);
     const root = frame(node, wide, head + rows.length * cell + 34, chart.title), every = Math.ceil(12 / cell), stops = [];
-    if (wide > width) root.style.width = `${wide}px`;  // its panel scrolls
+    if (wide > width) root.style.width = `${wide}px`;  // the panel scrolls
     columns.forEach((name, j) => {
       const x = left + (j + 0.5) * cell;
       if (j % every) return;
@@ -203,13 +204,13 @@
   }
 
   function shade(share) {
-    const place = Math.min(3.9999, share * 4), first = Math.floor(place), mix = Math.round((place - first) * 100);
+    const position = Math.min(3.9999, share * 4), first = Math.floor(position), mix = Math.round((position - first) * 100);
     return `color-mix(in oklab, var(--ramp-${first + 1}) ${mix}%, var(--ramp-${first}))`;
   }
 
   function star(x, y, size) {
-    const tips = [...Array(10).keys()].map((i) => [i * 36 - 90, i % 2 ? size * 0.42 : size]);
-    return `M${tips.map(([turn, far]) => [x + far * Math.cos((turn * Math.PI) / 180), y + far * Math.sin((turn * Math.PI) / 180)].map((v) => v.toFixed(1)).join(",")).join("L")}Z`;
+    const corners = [...Array(10).keys()].map((i) => [((i * 36 - 90) * Math.PI) / 180, i % 2 ? size * 0.42 : size]);
+    return `M${corners.map(([angle, radius]) => `${(x + radius * Math.cos(angle)).toFixed(1)},${(y + radius * Math.sin(angle)).toFixed(1)}`).join("L")}Z`;
   }
 
   function drawTriangle(chart, panel, node, width) {
@@ -226,52 +227,52 @@
     });
     for (const d of panel.dots.filter((item) => item.role)) {
       const [x, y] = at(d), best = d.role === "best", room = 16 + textWidth(d.label);
-      const beside = best && (d.x < 0.5 ? x > room && "end" : x + room < width && "start");  // clear of the other names
+      const outside = best && (d.x < 0.5 ? x > room && "end" : x + room < width && "start");  // clear of the other labels
       const above = best ? d.y < 0.2 : d.y > 0.5 || d.role === "centre";
-      const anchor = beside || (d.role === "centre" || (!best && d.y > 0.5) ? "middle" : d.x < 0.5 ? "start" : "end");
-      const shift = beside ? { start: 14, end: -14 }[anchor] : { start: -12, middle: 0, end: 12 }[anchor];
-      svg("text", { class: "label strong", x: x + shift, y: beside ? y + 4 : above ? y - 14 : y + 25, "text-anchor": anchor }, root, d.label);
+      const anchor = outside || (d.role === "centre" || (!best && d.y > 0.5) ? "middle" : d.x < 0.5 ? "start" : "end");
+      const shift = outside ? { start: 14, end: -14 }[anchor] : { start: -12, middle: 0, end: 12 }[anchor];
+      svg("text", { class: "label strong", x: x + shift, y: outside ? y + 4 : above ? y - 14 : y + 25, "text-anchor": anchor }, root, d.label);
     }
     const bar = top + tall + 48;
     for (let i = 0; i < 40; i++) svg("rect", { x: left + (side / 40) * i, y: bar, width: side / 40 + 0.6, height: 9, style: `fill:${shade(i / 39)}` }, root);
-    svg("text", { x: left, y: bar + 25 }, root, `${value(chart, panel.scale[0])} of the test data right`);
+    svg("text", { x: left, y: bar + 25 }, root, `test accuracy ${value(chart, panel.scale[0])}`);
     svg("text", { x: left + side, y: bar + 25, "text-anchor": "end" }, root, value(chart, panel.scale[1]));
     return { root, stops };
   }
 
   const draw = { lines: drawLines, bars: drawBars, dots: drawDots, bubbles: drawBubbles, triangle: drawTriangle };
 
-  /* Pointer and arrow keys both move along the stops of a drawing. */
+  /* The pointer and the arrow keys move along the stops of a drawing: the places with a value to read. */
   function explore({ root, stops, vertical }) {
     let current = -1, mark = null;
-    const leave = () => { tip.hidden = true; if (mark) mark.remove(); mark = null; };
+    const hide = () => { tip.hidden = true; if (mark) mark.remove(); mark = null; };
     const show = (i) => {
-      leave();
+      hide();
       current = i;
       const stop = stops[i];
       mark = vertical
         ? svg("line", { class: "cursor", x1: stop.x, x2: stop.x, y1: vertical.top, y2: vertical.bottom }, root)
         : svg("circle", { class: "ring", cx: stop.x, cy: stop.y, r: 9 }, root);
-      tell(root, stop);
+      showTip(root, stop);
     };
     root.addEventListener("pointermove", (event) => {
       const box = root.getBoundingClientRect(), zoom = root.viewBox.baseVal.width / box.width;
       const x = (event.clientX - box.left) * zoom, y = (event.clientY - box.top) * zoom;
-      const far = stops.map((s) => (s.x - x) ** 2 + (vertical ? 0 : (s.y - y) ** 2));
-      show(far.indexOf(Math.min(...far)));
+      const distances = stops.map((s) => (s.x - x) ** 2 + (vertical ? 0 : (s.y - y) ** 2));
+      show(distances.indexOf(Math.min(...distances)));
     });
-    root.addEventListener("pointerleave", leave);
-    root.addEventListener("blur", leave);
+    root.addEventListener("pointerleave", hide);
+    root.addEventListener("blur", hide);
     root.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-      if (event.key === "Escape") leave();
+      if (event.key === "Escape") hide();
       if (!step) return;
       event.preventDefault();
       show((current + step + stops.length) % stops.length);
     });
   }
 
-  function tell(root, stop) {
+  function showTip(root, stop) {
     tip.replaceChildren();
     html("p", stop.head, tip);
     for (const [name, text] of stop.rows) {
@@ -296,12 +297,12 @@
         const node = html("div", "", plot, "panel");
         if (panel.title) html("h4", panel.title, node);
       }
-      // All panels stand before the first is drawn: only then does each have its width.
+      // All panels must exist before the first is drawn: only then has each its width.
       panels.forEach((panel, i) => {
-        const found = draw[chart.kind](chart, panel, plot.children[i], plot.children[i].clientWidth);
-        if (found) explore(found);
+        const drawing = draw[chart.kind](chart, panel, plot.children[i], plot.children[i].clientWidth);
+        if (drawing) explore(drawing);
       });
-      if (!plot.querySelector("svg")) plot.replaceChildren(html("p", "Every method of this chart is switched off.", null, "missing"));
+      if (!plot.querySelector("svg")) plot.replaceChildren(html("p", "All methods of this chart are hidden.", null, "missing"));
     }
   }
 
@@ -323,7 +324,7 @@
   const theme = document.getElementById("theme"), prefersDark = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (document.documentElement.dataset.theme || (prefersDark.matches ? "dark" : "light")) === "dark";
   const nameTheme = () => { theme.textContent = isDark() ? "Light" : "Dark"; theme.setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colours`); };
-  const remember = (name) => { try { localStorage.setItem("fedbe-theme", name); } catch { /* a page from a file may not store */ } };
+  const remember = (name) => { try { localStorage.setItem("fedbe-theme", name); } catch { /* a page from a file may not be allowed to store */ } };
   const recall = () => { try { return localStorage.getItem("fedbe-theme"); } catch { return null; } };
   theme.addEventListener("click", () => { document.documentElement.dataset.theme = isDark() ? "light" : "dark"; remember(document.documentElement.dataset.theme); nameTheme(); });
   prefersDark.addEventListener("change", nameTheme);
@@ -332,7 +333,7 @@
 
   let width = innerWidth, waiting = 0;
   addEventListener("resize", () => {
-    if (innerWidth === width) return; // a phone's address bar changes the height only
+    if (innerWidth === width) return; // on a phone the address bar changes only the height
     width = innerWidth;
     clearTimeout(waiting);
     waiting = setTimeout(render, 120);
@@ -343,11 +344,11 @@
   addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
   applySwitches();
 
-  /* `fedbe watch`: ask for the version now and then; a new one brings a new page into this one. */
+  /* `fedbe watch`: ask for the version every 1.5 s. When it is new, load the new page into this one. */
   const stamp = document.querySelector('meta[name="fedbe-version"]'), live = document.getElementById("live");
   const get = async (path) => {
     const reply = await fetch(path, { cache: "no-store" });
-    if (!reply.ok) throw new Error("the run cannot be read just now; this is how it was");
+    if (!reply.ok) throw new Error("the run cannot be read now; this page shows its last state");
     return reply.text();
   };
   async function follow() {
@@ -363,7 +364,7 @@
       }
       live.textContent = "following the run";
     } catch (problem) {
-      const ended = "fedbe watch has ended; this page no longer follows the run"; // fetch says TypeError for no answer
+      const ended = "fedbe watch has stopped; this page is no longer updated"; // fetch raises TypeError without an answer
       live.textContent = problem instanceof TypeError ? ended : problem.message;
     }
     setTimeout(follow, 1500);
