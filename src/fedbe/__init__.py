@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     )
     from fedbe.algorithms.client.rules import ControlVariate, Prox
     from fedbe.algorithms.client.training import LocalSettings, train
+    from fedbe.algorithms.methods import Method, get_method
+    from fedbe.algorithms.server.transforms import ClipNorm
     from fedbe.core.compute import Plan
     from fedbe.core.metrics import Metrics
+    from fedbe.core.model_runner import ModelRunner
     from fedbe.core.moments import Moments
     from fedbe.core.state import Layout, ModelState
     from fedbe.core.updates import ClientUpdate
@@ -50,7 +53,10 @@ _NAMES = {
     "fedbe.algorithms.api": (
         "FedAvg", "FedAvgM", "FedBE", "FedProx", "OneEnsemble", "Scaffold", "Server", "VDistillation", "server",
     ),
+    "fedbe.algorithms.methods": ("Method", "get_method"),
+    "fedbe.algorithms.server.transforms": ("ClipNorm",),
     "fedbe.core.compute": ("Plan",),
+    "fedbe.core.model_runner": ("ModelRunner",),
     "fedbe.core.metrics": ("Metrics",),
     "fedbe.core.moments": ("Moments",),
     "fedbe.core.state": ("Layout", "ModelState"),
@@ -71,6 +77,7 @@ __all__ = [
     "AggregationError",
     "BusyError",
     "ClientUpdate",
+    "ClipNorm",
     "ControlVariate",
     "DataError",
     "Dirichlet",
@@ -83,8 +90,10 @@ __all__ = [
     "Gaussian",
     "Layout",
     "LocalSettings",
+    "Method",
     "Metrics",
     "ModelError",
+    "ModelRunner",
     "ModelState",
     "Moments",
     "OneEnsemble",
@@ -97,6 +106,7 @@ __all__ = [
     "SettingError",
     "StateError",
     "VDistillation",
+    "get_method",
     "load_model",
     "server",
     "train",
