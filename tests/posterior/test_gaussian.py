@@ -7,7 +7,7 @@ from torch import nn
 from fedbe import Gaussian, Layout, ModelState, Moments
 from fedbe.core.updates import Update
 from fedbe.errors import SettingError
-from fedbe.posterior import DirectionGaussian
+from fedbe.posterior import DirectionGaussian, PosteriorSettings
 
 A, B = [[1.0, 2.0], [3.0, 4.0]], [[5.0, 2.0], [7.0, 0.0]]
 
@@ -70,7 +70,9 @@ class TestPaper:
 
 def _released(module: nn.Module, last: ModelState, states: list[ModelState], **settings: object) -> DirectionGaussian:
     updates = [Update(i, state, 1.0, {}) for i, state in enumerate(states)]
-    return DirectionGaussian.fit(updates, last, layout=Layout(module), **settings)
+    return DirectionGaussian.fit_round(
+        updates, previous=last, layout=Layout(module), settings=PosteriorSettings(**settings)
+    )
 
 
 class TestReleased:

@@ -45,7 +45,7 @@ def test_one_call_fits_every_posterior(fit, name, mean):
 def test_each_posterior_takes_its_settings(fit):
     assert fit("gaussian", scale=2.0, sample_buffers=True).scale == 2
     assert fit("gaussian", sample_buffers=True).sample_buffers
-    assert fit("gaussian-released", scale=0.5).scale == 0.5
+    assert fit("gaussian-released", scale=0.5).scale == 0.05  # 0.1 · scale
     assert fit("gaussian-released", sample_buffers=True).sample_buffers
     assert fit("dirichlet", alpha={0: 0.5, 1: 2.0}).alpha.tolist() == [0.5, 2]
 

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from fedbe import ClientUpdate, Dirichlet, Gaussian, Layout, Moments, SettingError, StateError
-from fedbe.posterior import DirectionGaussian
 
 # Two clients with 1 and 3 examples:
 #   mean = (1·a + 3·b)/4 = [4 2 | 6];  variance = (1·(a − mean)² + 3·(b − mean)²)/4 = [3 0 | 3]
@@ -90,21 +89,6 @@ def test_dirichlet_mean_and_samples_by_hand(clients):
         assert 0 <= share <= 1
         assert float(model["weight"][0, 1]) == pytest.approx(2)
         assert float(model["bias"][0]) == pytest.approx(3 + 4 * share, rel=1e-6)
-
-
-def test_the_released_form_by_hand():
-    # From (1 1 | 0), the changes (3 4 | 2) and (0 −10 | 0); the mean is worked out in test_gaussian.py.
-    module = nn.Linear(2, 1)
-    layout = Layout(module)
-    previous, one, two = (
-        {"weight": torch.tensor([row[:2]]), "bias": torch.tensor(row[2:])}
-        for row in ([1.0, 1.0, 0.0], [4.0, 5.0, 2.0], [1.0, -9.0, 0.0])
-    )
-    posterior = DirectionGaussian.fit(
-        [ClientUpdate(one, 10), ClientUpdate(two, 20)], layout.pack(previous), layout=layout
-    )
-    torch.testing.assert_close(posterior.mean["weight"], torch.tensor([[3.25, 0.25]]))
-    torch.testing.assert_close(posterior.mean["bias"], torch.tensor([0.5]))
 
 
 @pytest.mark.parametrize("posterior", [Gaussian, Dirichlet])

@@ -134,12 +134,6 @@ def _packed(update: ClientUpdate | Update, layout: Layout | None) -> Update:
     return Update(client_id, layout.packed(update.state, what), num_examples, {})
 
 
-def draw_normal(mean: Tensor, std: Tensor, scale: float, generator: torch.Generator) -> Tensor:
-    """mean + scale · std ⊙ ε with ε ~ N(0, I). The noise is drawn on the CPU: a seed means the same on every device."""
-    noise = torch.randn(mean.shape, dtype=mean.dtype, generator=generator).to(mean.device)
-    return torch.addcmul(mean, noise, std, value=scale)
-
-
 def check_scale(scale: float) -> float:
     """The scale if it is finite and not negative; otherwise a SettingError."""
     if not 0 <= scale < math.inf:

@@ -10,19 +10,15 @@ from torch import Tensor, nn
 from fedbe.core.moments import Moments
 from fedbe.core.state import Layout, ModelState
 from fedbe.core.updates import ClientUpdate, Update
-from fedbe.posterior.base import Posterior, PosteriorSettings, check_scale, draw_normal, pack_updates
+from fedbe.posterior.base import Posterior, PosteriorSettings, check_scale, pack_updates
 
 
 @dataclass(frozen=True, eq=False)
-class Gaussian(Posterior):
-    """N(μ, Σ) with a diagonal Σ (Eq. 5). For clients i with models w_i and n_i of n examples:
-
-        μ = Σ_i (n_i/n) w_i;   Σ = Σ_i (n_i/n) (w_i − μ)²
-
-    A sample is μ + scale · √Σ ⊙ ε with ε ~ N(0, I). Where all clients agree, every sample equals the mean.
+class DiagonalGaussian(Posterior):
+    """N(μ, Σ) with a diagonal Σ: a sample is μ + scale · √Σ ⊙ ε with ε ~ N(0, I).
 
     Floating-point buffers of a sample (BatchNorm's running statistics) are those of the mean. With `sample_buffers`
-    they are sampled like weights, as the authors' released program does; a running variance can then be negative, and
+    they are sampled like weights, as the authors' released program does. A running variance can then be negative, and
     `fedbe.core.normalization.clamp_variances` corrects it.
 
     Args:
@@ -32,6 +28,38 @@ class Gaussian(Posterior):
         scale: A factor for the standard deviation; 0 gives the mean.
         sample_buffers: Whether buffers are sampled like weights.
         layout: The names and shapes of the tensors.
+    """
+
+    mu: ModelState
+    std: Tensor
+    buffer_std: Tensor
+    scale: float = 1.0
+    sample_buffers: bool = False
+
+    @property
+    def mean_state(self) -> ModelState:
+        return self.mu
+
+    def sample_states(self, n: int, generator: torch.Generator) -> Iterator[ModelState]:
+        for _ in range(n):
+            params = self._draw(self.mu.params, self.std, generator)
+            buffers = self.mu.buffers
+            if self.sample_buffers:
+                buffers = self._draw(buffers, self.buffer_std, generator)
+            yield ModelState(params, buffers, self.mu.counters)
+
+    def _draw(self, mean: Tensor, std: Tensor, generator: torch.Generator) -> Tensor:
+        # The noise is drawn on the CPU, so that a seed gives the same numbers on every device.
+        noise = torch.randn(mean.shape, dtype=mean.dtype, generator=generator).to(mean.device)
+        return torch.addcmul(mean, noise, std, value=self.scale)
+
+
+class Gaussian(DiagonalGaussian):
+    """The Gaussian of Eq. 5. For clients i with models w_i and n_i of n examples:
+
+        μ = Σ_i (n_i/n) w_i;   Σ = Σ_i (n_i/n) (w_i − μ)²
+
+    Where all clients agree, every sample equals the mean.
 
     Example:
         >>> clients = [
@@ -46,12 +74,6 @@ class Gaussian(Posterior):
         >>> [float(model["w"][1]) for model in posterior.sample(3, torch.Generator().manual_seed(0))]
         [2.0, 2.0, 2.0]
     """
-
-    mu: ModelState
-    std: Tensor
-    buffer_std: Tensor
-    scale: float = 1.0
-    sample_buffers: bool = False
 
     @classmethod
     def fit(
@@ -100,15 +122,3 @@ class Gaussian(Posterior):
         settings: PosteriorSettings,
     ) -> Self:
         return cls.fit(updates, scale=settings.scale, sample_buffers=settings.sample_buffers, model=layout)
-
-    @property
-    def mean_state(self) -> ModelState:
-        return self.mu
-
-    def sample_states(self, n: int, generator: torch.Generator) -> Iterator[ModelState]:
-        for _ in range(n):
-            params = draw_normal(self.mu.params, self.std, self.scale, generator)
-            buffers = self.mu.buffers
-            if self.sample_buffers:
-                buffers = draw_normal(buffers, self.buffer_std, self.scale, generator)
-            yield ModelState(params, buffers, self.mu.counters)
