@@ -1,0 +1,92 @@
+"""The code in CONTRIBUTING.md runs and does what the text says."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import fedbe
+from fedbe.algorithms.methods import Method
+from fedbe.algorithms.server.stages import Mean
+from fedbe.algorithms.vote import VOTE_RULES
+from fedbe.posterior.registry import POSTERIORS
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+QUICK = {"distill_epochs": 1, "distill_batch_size": 8}
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """example(heading): the names that the code below a heading defines. Registries are restored after the test."""
+
+    def run(heading):
+        for registry, name in ((POSTERIORS, "bootstrap"), (VOTE_RULES, "median")):
+            monkeypatch.setitem(registry, name, None)
+            monkeypatch.delitem(registry, name)
+        section = TEXT.partition(f"\n## {heading}")[2].partition("\n## ")[0]
+        block = re.search(r"```python\n(.*?)```", section, re.S)
+        assert block, f"there is no code below '{heading}'"
+        names = {"__name__": "contributing"}
+        exec(compile(block[1], "CONTRIBUTING.md", "exec"), names)  # noqa: S102
+        return SimpleNamespace(**names)
+
+    return run
+
+
+def test_a_new_method(example, network, replies):
+    module = network("mlp")
+    given, updates = module.state_dict(), replies(module)
+    average = fedbe.FedAvg(module).aggregate(given, updates)
+    row = example("Add a method").row
+    damped = fedbe.Server(row, module, rate=0.25).aggregate(given, updates)
+    for name, start in given.items():
+        torch.testing.assert_close(damped[name], start + 0.25 * (average[name] - start))
+    with pytest.raises(fedbe.SettingError, match="rate"):
+        row.with_settings({"rate": 2.0})
+
+
+def test_a_new_transform(example, network, replies, same):
+    module = network("mlp")
+    transform = example("Add a transform").AddNoise
+    states = []
+    for noise_std in (0.0, 0.5):
+        method = Method("noisy", "Noisy", "", stages=(Mean(),), transforms=(transform(noise_std),))
+        states.append(fedbe.Server(method, module).aggregate(module.state_dict(), replies(module)))
+    assert same(states[0], fedbe.FedAvg(module).aggregate(module.state_dict(), replies(module)))
+    assert not same(*states)
+
+
+def test_a_new_posterior(example, network, inputs_for, replies):
+    example("Add a posterior")
+    module = network("mlp")
+    server = fedbe.FedBE(module, unlabeled=inputs_for("mlp"), posterior="bootstrap", num_samples=4, **QUICK)
+    server.aggregate(module.state_dict(), replies(module))
+    assert [m.name for m in server.info.step.members][:5] == [*(f"sample {i}" for i in range(1, 5)), "average"]
+
+
+def test_a_new_vote_rule(example, network, inputs_for, replies):
+    rule = example("Add a vote rule").median_vote
+    votes = [torch.tensor([[0.2, 0.8]]), torch.tensor([[0.4, 0.6]]), torch.tensor([[1.0, 0.0]])]
+    torch.testing.assert_close(rule(votes), torch.tensor([[0.4, 0.6]]))
+    module = network("mlp")
+    server = fedbe.FedBE(module, unlabeled=inputs_for("mlp"), vote="median", **QUICK)
+    assert server.aggregate(module.state_dict(), replies(module))
+
+
+def test_every_path_in_the_answers_exists():
+    answers = TEXT.partition("\n## Where would it go?")[2].partition("\n## ")[0]
+    paths = re.findall(r"`([a-z_/]+(?:\.py|/))`", answers)
+    assert len(paths) >= 12
+    assert [path for path in paths if not (ROOT / "src/fedbe" / path).exists()] == []
+
+
+def test_every_part_of_the_map_exists():
+    chart = TEXT.partition("src/fedbe/\n")[2].partition("    tests/")[0]
+    folders = set(re.findall(r"^ {6,8}([a-z]+)/", chart, re.M))
+    package = ROOT / "src/fedbe"
+    assert folders >= {path.name for path in package.iterdir() if (path / "__init__.py").exists()}
+    modules = {path.name for path in package.rglob("*.py")}
+    assert set(re.findall(r"\b([a-z_]+\.py)\b", chart)) - modules == set()
