@@ -1,4 +1,4 @@
-"""A grid in this process: Flower's messages and apps, without its processes. Skipped, with a reason, without Flower."""
+"""A grid in this process: Flower's messages and apps without its processes. Without Flower, these tests are skipped."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ if MISSING:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if MISSING:
-        terminalreporter.write_line("tests/flower was left out: Flower is not installed (pip install 'fedbe[flower]')")
+        terminalreporter.write_line("tests/flower is skipped: Flower is not installed (pip install 'fedbe[flower]')")
 
 
 if not MISSING:
@@ -26,12 +26,12 @@ if not MISSING:
     from flwr.serverapp import Grid
     from flwr.supercore.task_identity import TaskIdentity
 
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # what Flower's runtime tells a ServerApp
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # Flower's runtime sets these for a ServerApp
 
     class LocalGrid(Grid):
-        """Nodes with random-looking ids, each with its own Context; replies come back in another order.
+        """Nodes with random-looking ids, each with its own Context; replies arrive in another order.
 
-        change  (client, message) -> message, or None for a reply that never comes: what goes wrong on the way
+        change  (client, reply) -> the reply that arrives, or None if none does
         """
 
         def __init__(self, app: ClientApp, clients: int, change: Callable[..., Any] = lambda _, message: message):
@@ -62,10 +62,10 @@ if not MISSING:
             if messages:
                 kind = messages[0].metadata.message_type
                 self.asked.append((kind, sorted(self.nodes[m.metadata.dst_node_id] for m in messages)))
-            replies = [self._reply(m) for m in reversed(messages)]
+            replies = [self.deliver(m) for m in reversed(messages)]
             return [r for r in replies if r is not None]
 
-        def _reply(self, message: Message) -> Message | None:
+        def deliver(self, message: Message) -> Message | None:
             node = message.metadata.dst_node_id
             message.metadata.__dict__["_message_id"] = f"{message.metadata.message_type} {node}"
             try:

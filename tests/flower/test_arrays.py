@@ -1,4 +1,4 @@
-"""Records that come from strangers: exactly what the model has, or a sentence."""
+"""Untrusted records: they must fit the model exactly, or a StateError says why not."""
 
 import io
 import subprocess
@@ -26,18 +26,18 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_there_and_back_is_the_same(dtype):
+def test_a_round_trip_keeps_every_tensor(dtype):
     net = Net(dtype)
     back = from_record(to_record(net.state_dict()), Net(dtype))
     assert list(back) == list(net.state_dict())
     for name, tensor in net.state_dict().items():
         assert back[name].dtype == tensor.dtype
         assert torch.equal(back[name], tensor)
-        back[name].zero_()  # it may be written to
+        back[name].zero_()  # it is writable
     assert bool(net.linear.weight.any())
 
 
-def test_flowers_own_record_is_read_whatever_the_memory_order():
+def test_flowers_own_record_is_read_in_any_memory_order():
     net = nn.Linear(3, 2)
     plain = ArrayRecord(net.state_dict())
     turned = ArrayRecord(net.state_dict())
@@ -61,7 +61,7 @@ def huge():
     return npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4000000000, 4000000000), }\n", b"\0" * 24)
 
 
-def said(descr="'<f4'", shape="(2, 3)", more=", }"):
+def array(descr="'<f4'", shape="(2, 3)", more=", }"):
     return npy(f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}{more}", b"\0" * 24)
 
 
@@ -74,22 +74,22 @@ def pickled():
 UNREADABLE = "unreadable header"
 WRONG = {
     "huge": (huge(), r"got \[4000000000, 4000000000\]"),
-    "short": (said()[:-4], "24 bytes, got 20"),
-    "double": (said("'<f8'"), r"got '<f8'"),
-    "big-endian": (said("'>f4'"), r"got '>f4'"),
+    "short": (array()[:-4], "24 bytes, got 20"),
+    "double": (array("'<f8'"), r"got '<f8'"),
+    "big-endian": (array("'>f4'"), r"got '>f4'"),
     "divides-by-zero": (
-        said("'<M8[s/0]'"),
+        array("'<M8[s/0]'"),
         r"got '<M8\[s/0\]'",
-    ),  # as a dtype it divides by zero, in C
-    "empty-kind": (said("()"), UNREADABLE),
-    "fields": (said("[('a', '<f4')]"), UNREADABLE),
-    "negative": (said(shape="(2, -3)"), UNREADABLE),
-    "true": (said(shape="(2, True)"), UNREADABLE),
-    "list": (said(shape="[2, 3]"), UNREADABLE),
-    "hex": (said(shape="(0x" + "f" * 5000 + ",)"), UNREADABLE),
-    "digits": (said(shape="(" + "9" * 5000 + ",)"), UNREADABLE),
-    "more": (said(more=", 'more': 1}"), UNREADABLE),
-    "open": (said(more=""), UNREADABLE),
+    ),  # as a dtype it divides by zero in C
+    "empty-kind": (array("()"), UNREADABLE),
+    "fields": (array("[('a', '<f4')]"), UNREADABLE),
+    "negative": (array(shape="(2, -3)"), UNREADABLE),
+    "true": (array(shape="(2, True)"), UNREADABLE),
+    "list": (array(shape="[2, 3]"), UNREADABLE),
+    "hex": (array(shape="(0x" + "f" * 5000 + ",)"), UNREADABLE),
+    "digits": (array(shape="(" + "9" * 5000 + ",)"), UNREADABLE),
+    "more": (array(more=", 'more': 1}"), UNREADABLE),
+    "open": (array(more=""), UNREADABLE),
     "less": (npy("{'descr': '<f4'}"), UNREADABLE),
     "unhashable": (npy("{[]: 1}"), UNREADABLE),
     "no-dict": (npy("[1, 2]"), UNREADABLE),
@@ -107,20 +107,20 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_array_is_refused_in_a_sentence_and_in_no_memory(name):
-    data, says = WRONG[name]
+def test_a_wrong_array_is_refused_without_allocating_memory(name):
+    data, fragment = WRONG[name]
     net = nn.Linear(3, 2)
     record = to_record(net.state_dict())
     record["weight"] = Array("float32", (2, 3), "numpy.ndarray", data)
     tracemalloc.start()
-    with pytest.raises(StateError, match=says):
+    with pytest.raises(StateError, match=fragment):
         from_record(record, net)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 3_000_000
 
 
-def test_a_header_of_the_second_version_is_read():
+def test_a_version_2_header_is_read():
     stream = io.BytesIO()
     np.lib.format.write_array(stream, np.ones((2, 3), np.float32), version=(2, 0))
     record = to_record(nn.Linear(3, 2).state_dict())
@@ -131,19 +131,19 @@ def test_a_header_of_the_second_version_is_read():
 def test_other_forms_and_names_are_refused():
     net = nn.Linear(3, 2)
     record = to_record(net.state_dict())
-    for change, says in (
+    for change, fragment in (
         (lambda r: r.pop("bias"), "'bias' is missing"),
         (lambda r: r.update(more=Array(np.zeros(1))), "unknown name 'more'"),
         (lambda r: r.update(bias=Array("float32", (2,), "pickle", b"")), "got 'pickle'"),
     ):
         broken = ArrayRecord(dict(record))
         change(broken)
-        with pytest.raises(StateError, match=says):
+        with pytest.raises(StateError, match=fragment):
             from_record(broken, net)
 
 
 @pytest.mark.parametrize("module", ["fedbe.flower", "fedbe.flower.strategies"])
-def test_without_flower_the_import_says_how_to_install_it(module):
+def test_the_import_without_flower_names_the_extra(module):
     code = "import sys; sys.modules['flwr'] = None; sys.path_hooks\nimport importlib.util as u\nreal = u.find_spec\n"
     code += "u.find_spec = lambda n, *a: None if n == 'flwr' else real(n, *a)\n"
     code += f"try:\n import {module}\nexcept ImportError as e:\n print(e)"

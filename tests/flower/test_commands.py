@@ -1,4 +1,4 @@
-"""`fedbe flower …` short of starting Flower: the app that it writes, the keys, what it says when something is wrong."""
+"""`fedbe flower …` without Flower's processes: the app it writes, the keys, its error messages."""
 
 import io
 import json
@@ -43,8 +43,8 @@ def fedbe(*words, cwd):
 
 
 def files(folder):
-    found = (p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found}
+    paths = (p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in paths}
 
 
 def test_new_writes_the_example(tmp_path):
@@ -53,97 +53,96 @@ def test_new_writes_the_example(tmp_path):
     assert "README.md" in done.stdout
     assert files(tmp_path / "mine") == files(ROOT / "examples" / "flower")
     again = fedbe("new", "mine", cwd=tmp_path)
-    assert (again.returncode, again.stderr) == (
-        1,
-        "fedbe: mine exists already and is not an empty folder: choose another name\n",
-    )
+    assert again.returncode == 1
+    assert "mine exists already" in again.stderr
 
 
-def test_new_takes_neither_keys_nor_results_along(tmp_path, monkeypatch):
+def test_new_copies_neither_keys_nor_results(tmp_path, monkeypatch):
     used = tmp_path / "used"
-    template.write(used)
+    template.write_app(used)
     for name in ("certs", "state", "runs"):
         (used / name).mkdir()
         (used / name / "secret").write_text("x")
-    monkeypatch.setattr(template, "source", lambda: used)
-    template.write(tmp_path / "other")
+    monkeypatch.setattr(template, "source_folder", lambda: used)
+    template.write_app(tmp_path / "other")
     assert files(tmp_path / "other") == files(ROOT / "examples" / "flower")
 
 
 def test_the_apps_dependencies_are_empty():
-    """Flower would install whatever stands there."""
+    """Flower would install what is listed there."""
     assert tomllib.loads((ROOT / "examples/flower/pyproject.toml").read_text())["project"]["dependencies"] == []
 
 
-def test_keys_are_for_their_owner_only_and_the_certificate_holds(tmp_path):
+def test_keys_are_readable_by_their_owner_only_and_the_certificate_is_valid(tmp_path):
     done = fedbe("certs", "app", "--nodes", "2", "--host", "fl.example.org", "--host", "10.0.0.7", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    place = tmp_path / "app" / "certs"
+    certs_folder = tmp_path / "app" / "certs"
     names = {"ca.key", "ca.pem", "server.key", "server.pem", "node-0", "node-0.pub", "node-1", "node-1.pub"}
-    assert {p.name for p in place.iterdir()} == names
-    assert {stat.S_IMODE(p.stat().st_mode) for p in place.iterdir()} == {0o600}
-    assert stat.S_IMODE(place.stat().st_mode) == 0o700
-    server = x509.load_pem_x509_certificate((place / "server.pem").read_bytes())
-    server.verify_directly_issued_by(x509.load_pem_x509_certificate((place / "ca.pem").read_bytes()))
+    assert {p.name for p in certs_folder.iterdir()} == names
+    assert {stat.S_IMODE(p.stat().st_mode) for p in certs_folder.iterdir()} == {0o600}
+    assert stat.S_IMODE(certs_folder.stat().st_mode) == 0o700
+    server = x509.load_pem_x509_certificate((certs_folder / "server.pem").read_bytes())
+    server.verify_directly_issued_by(x509.load_pem_x509_certificate((certs_folder / "ca.pem").read_bytes()))
     named = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert named.get_values_for_type(x509.DNSName) == ["localhost", "fl.example.org"]
     assert [str(a) for a in named.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "10.0.0.7"]
-    ssl.create_default_context(cafile=str(place / "ca.pem")).load_cert_chain(place / "server.pem", place / "server.key")
-    private = load_ssh_private_key((place / "node-0").read_bytes(), None)
-    assert private.public_key() == load_ssh_public_key((place / "node-0.pub").read_bytes())
-    assert (place / "node-0").read_bytes() != (place / "node-1").read_bytes()
+    tls = ssl.create_default_context(cafile=str(certs_folder / "ca.pem"))
+    tls.load_cert_chain(certs_folder / "server.pem", certs_folder / "server.key")
+    private = load_ssh_private_key((certs_folder / "node-0").read_bytes(), None)
+    assert private.public_key() == load_ssh_public_key((certs_folder / "node-0.pub").read_bytes())
+    assert (certs_folder / "node-0").read_bytes() != (certs_folder / "node-1").read_bytes()
 
 
 def test_keys_are_never_replaced(tmp_path):
-    certs.make(tmp_path, 1)
+    certs.create(tmp_path, 1)
     before = files(tmp_path)
     for nodes, hosts in ((1, ()), (3, ("fl.example.org",))):
-        with pytest.raises(RunError, match="exists already: remove it to make new keys"):
-            certs.make(tmp_path, nodes, hosts)
+        with pytest.raises(RunError, match="exists already"):
+            certs.create(tmp_path, nodes, hosts)
     assert files(tmp_path) == before
-    certs.make(tmp_path, 2)  # the federation grows
+    certs.create(tmp_path, 2)  # the federation grows
     assert files(tmp_path).items() >= before.items()
     assert files(tmp_path).keys() - before.keys() == {"certs/node-1", "certs/node-1.pub"}
     assert stat.S_IMODE((tmp_path / "certs/node-1").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("host", ["bücher.example", "fl.example.org:443", "", "a" * 64, "10.0.0.300", "[::1]", "*.org"])
-def test_a_host_that_no_certificate_can_name_is_refused_before_anything_is_written(host, tmp_path):
-    with pytest.raises(SettingError, match=r"`host` must be an IP address or a name of .*, got ") as refused:
-        certs.make(tmp_path, 1, ["fl.example.org", host])
+def test_an_invalid_host_is_refused_before_anything_is_written(host, tmp_path):
+    with pytest.raises(SettingError, match="`host` must be") as refused:
+        certs.create(tmp_path, 1, ["fl.example.org", host])
     assert str(refused.value).endswith(f"got '{host}'")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("days", [0, 36_501, 4_000_000])
-def test_certificates_last_a_day_to_a_century(days, tmp_path):
-    with pytest.raises(SettingError, match=f"`days` must be from 1 to 36500, got {days}"):
-        certs.make(tmp_path, 1, days=days)
+def test_certificates_are_valid_for_a_day_to_a_century(days, tmp_path):
+    with pytest.raises(SettingError, match=f"`days` must be .*, got {days}"):
+        certs.create(tmp_path, 1, days=days)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_host_may_be_longer_than_a_common_name(tmp_path):
     long = ".".join(["fl", "a" * 60, "example", "org"])
-    place = certs.make(tmp_path, 1, [long], days=36_500)
-    server = x509.load_pem_x509_certificate((place / "server.pem").read_bytes())
+    certs_folder = certs.create(tmp_path, 1, [long], days=36_500)
+    server = x509.load_pem_x509_certificate((certs_folder / "server.pem").read_bytes())
     named = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert long in named.get_values_for_type(x509.DNSName)
 
 
-def test_keys_are_made_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_keys_are_created_completely_or_not_at_all(tmp_path, monkeypatch):
     def stopped(path):
         if path.name == "node-1":
             raise KeyboardInterrupt
         (path.parent / path.name).write_text("a key")
 
-    monkeypatch.setattr(certs, "node_key", stopped)
+    monkeypatch.setattr(certs, "create_node_key", stopped)
     with pytest.raises(KeyboardInterrupt):
-        certs.make(tmp_path, 2)
+        certs.create(tmp_path, 2)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
 
-    # a node's key is there only if its public half is
-    certs.make(tmp_path, 1)
+    # a private key exists only if its public key does
+    certs.create(tmp_path, 1)
     write, written = certs.write_atomic, []
 
     def full(path, content):
@@ -154,41 +153,41 @@ def test_keys_are_made_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(certs, "write_atomic", full)
     with pytest.raises(RunError, match="the disk is full"):
-        certs.make(tmp_path, 2)
+        certs.create(tmp_path, 2)
     monkeypatch.undo()
-    certs.make(tmp_path, 2)
+    certs.create(tmp_path, 2)
     private = load_ssh_private_key((tmp_path / "certs/node-1").read_bytes(), None)
     assert private.public_key() == load_ssh_public_key((tmp_path / "certs/node-1.pub").read_bytes())
 
 
-def test_what_is_missing_is_said(tmp_path):
-    with pytest.raises(RunError, match=r"ca\.pem is missing: run `fedbe flower certs"):
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(RunError, match=r"ca\.pem is missing: run"):
         Deployment(tmp_path).up(3)
-    with pytest.raises(RunError, match="nothing was ever up in"):
+    with pytest.raises(RunError, match="no deployment was started"):
         submit(Deployment(tmp_path), None)
-    with pytest.raises(SettingError, match="must be KEY=VALUE, got 'rounds'"):
+    with pytest.raises(SettingError, match="KEY=VALUE, got 'rounds'"):
         submit(Deployment(tmp_path), None, ["rounds"])
     assert Deployment(tmp_path).down() == []
-    certs.make(tmp_path, 1)
+    certs.create(tmp_path, 1)
     with pytest.raises(RunError, match="node-1 is missing"):
         Deployment(tmp_path).up(2)
     (tmp_path / "certs/node-0.pub").unlink()
-    with pytest.raises(RunError, match=r"node-0\.pub is missing: remove .*node-0 and run .*, which makes both anew"):
+    with pytest.raises(RunError, match=r"node-0\.pub is missing: remove .*node-0 and run"):
         Deployment(tmp_path).up(1)
     (tmp_path / "certs/server.pem").unlink()
-    with pytest.raises(RunError, match=r"server\.pem is missing: remove .*certs and run `fedbe flower certs"):
+    with pytest.raises(RunError, match=r"server\.pem is missing: remove .*certs and run"):
         Deployment(tmp_path).up(1)
     assert files(tmp_path).keys() == {"certs/ca.key", "certs/ca.pem", "certs/server.key", "certs/node-0"}
 
 
 class Stage(Deployment):
-    """A deployment with stand-ins: scripts for Flower's programs, and a SuperLink that lists what this object says.
+    """A deployment of fakes: scripts instead of Flower's programs, and a SuperLink that lists what this object sets.
 
-    scripts  name -> what runs in its place
-    looks    name -> how often it is still listed as online, whatever it does
-    lasting  names that are listed as online when they have been started and have ended
+    scripts  name -> the script that runs instead
+    looks    name -> how many more times it is listed as online, in any case
+    lasting  names that are listed as online after they have ended
     silent   names that are never listed as online
-    started  (name, command) of all that was started
+    started  (name, command) of every started process
     """
 
     def __init__(self, folder):
@@ -211,17 +210,17 @@ class Stage(Deployment):
 
     def _online(self, name):
         self.looks[name] = self.looks.get(name, 0) - 1
-        lasts = name in self.lasting and name in dict(self.started) and not processes.alive(self.state, name)
+        lasts = name in self.lasting and name in dict(self.started) and not processes.running_pid(self.state, name)
         return self.looks[name] >= 0 or lasts or (self._ready(name) and name not in self.silent)
 
     def _ready(self, name):
-        return processes.alive(self.state, name) and "ready" in (self.state / f"{name}.log").read_text()
+        return processes.running_pid(self.state, name) and "ready" in (self.state / f"{name}.log").read_text()
 
-    def _healthy(self, port):  # noqa: ARG002
+    def is_healthy(self, port):  # noqa: ARG002
         return self._ready("superlink")
 
     def pids(self):
-        return {name: processes.alive(self.state, name) for name in processes.names(self.state)}
+        return {name: processes.running_pid(self.state, name) for name in processes.names(self.state)}
 
 
 START = processes.start
@@ -229,39 +228,39 @@ START = processes.start
 
 @pytest.fixture
 def stage(tmp_path, monkeypatch):
-    certs.make(tmp_path / "app", 3)
+    certs.create(tmp_path / "app", 3)
     one = Stage(tmp_path / "app")
     monkeypatch.setattr(processes, "start", one.start)
     yield one
     one.down()
 
 
-def test_a_node_starts_only_when_the_superlink_has_noticed_its_end(stage):
-    stage.looks["node-1"] = 3  # so often it is still listed as online
-    said = []
-    stage.up(2, said.append)
-    assert "the SuperLink has not noticed yet that node-1 ended: waiting, which can take a minute" in said
-    assert said[-1] == "nodes online: 2"
+def test_a_node_starts_only_after_the_superlink_lists_it_as_offline(stage):
+    stage.looks["node-1"] = 3  # the number of times it is still listed as online
+    shown = []
+    stage.up(2, shown.append)
+    assert any("still lists node-1" in line for line in shown)
+    assert shown[-1] == "nodes online: 2"
 
 
-def test_a_node_that_ended_is_not_up_even_if_the_superlink_takes_it_for_online(stage):
+def test_a_node_that_ended_fails_up_even_if_the_superlink_lists_it_as_online(stage):
     stage.scripts["node-0"] = "print('my key is broken')"
     stage.lasting.add("node-0")
-    with pytest.raises(RunError, match=r"but node-0 ended; .*node-0\.log ends with:\nmy key is broken$"):
+    with pytest.raises(RunError, match=r"node-0 ended; .*node-0\.log .*\nmy key is broken$"):
         stage.up(1)
     assert stage.pids() == {}
 
 
 def test_of_several_nodes_the_one_that_ended_is_quoted(stage):
     stage.scripts["node-0"] = "print('my key is broken')"
-    with pytest.raises(RunError, match=r"2 nodes to come online, but node-0 ended; .*\nmy key is broken$"):
+    with pytest.raises(RunError, match=r"node-0 ended; .*\nmy key is broken$"):
         stage.up(2)
 
 
 def test_the_node_that_does_not_come_online_is_quoted(stage, monkeypatch):
     monkeypatch.setattr(deployment, "START_SECONDS", 3.0)
     stage.silent.add("node-0")
-    with pytest.raises(RunError, match=r"2 nodes to come online, but not within 3 s; .*node-0\.log ends with"):
+    with pytest.raises(RunError, match=r"not within 3 s; .*node-0\.log"):
         stage.up(2)
 
 
@@ -269,7 +268,7 @@ def test_up_restarts_what_died_and_only_that(stage):
     stage.up(2)
     before = stage.pids()
     os.kill(before["node-1"], signal.SIGKILL)
-    while processes.alive(stage.state, "node-1"):
+    while processes.running_pid(stage.state, "node-1"):
         pass
     stage.up(2)
     after = stage.pids()
@@ -277,10 +276,10 @@ def test_up_restarts_what_died_and_only_that(stage):
     assert {name: pid for name, pid in after.items() if pid != before[name]} == {"node-1": after["node-1"]}
 
 
-def test_all_nodes_are_told_the_same_number_of_nodes(stage):
+def test_all_nodes_get_the_same_number_of_nodes(stage):
     stage.up(2)
     before = stage.pids()
-    with pytest.raises(RunError, match=r"were told that they are 2, not 3: run `fedbe flower down .*` first"):
+    with pytest.raises(RunError, match=r"2 nodes, not 3: run `fedbe flower down"):
         stage.up(3)
     assert stage.pids() == before
     asked = flower.nodes_sentence(stage, "long", 2, 3)
@@ -289,12 +288,12 @@ def test_all_nodes_are_told_the_same_number_of_nodes(stage):
     stage.down()
     stage.started.clear()
     stage.up(3)
-    told = [command[command.index("--node-config") + 1] for name, command in stage.started if name != "superlink"]
-    assert told == [f"partition-id={i} num-partitions=3" for i in range(3)]
+    configs = [command[command.index("--node-config") + 1] for name, command in stage.started if name != "superlink"]
+    assert configs == [f"partition-id={i} num-partitions=3" for i in range(3)]
     assert f": fedbe flower up {app} --nodes 3;" in flower.nodes_sentence(stage, "long", 2, 3)
 
 
-def test_nodes_can_say_goodbye_to_the_superlink(stage, tmp_path):
+def test_nodes_are_stopped_before_the_superlink(stage, tmp_path):
     order = tmp_path / "order"
     last_words = """
 import signal, sys, time
@@ -316,12 +315,12 @@ time.sleep(99)
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
 def test_flower_gets_neither_keys_nor_results_of_an_app_without_a_gitignore(stage):
     app = stage.folder
-    shutil.copytree(template.source(), app, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    (app / ".gitignore").write_text("/secret.toml")  # no end of line
-    said = []
-    stage.up(1, said.append)
-    line = f"added certs/ state/ runs/ to {app / '.gitignore'}: Flower would send them to every node with the app"
-    assert said.count(line) == 1
+    shutil.copytree(template.source_folder(), app, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    (app / ".gitignore").write_text("/secret.toml")  # without a line end
+    shown = []
+    stage.up(1, shown.append)
+    added = f"added certs/ state/ runs/ to {app / '.gitignore'}"
+    assert sum(added in line for line in shown) == 1
     assert (app / ".gitignore").read_text() == "/secret.toml\ncerts/\nstate/\nruns/\n"
     for path in ("secret.toml", "state/flwr/apps/a/b/c/d/e/f/g/h/i/j/k.py", "runs/run-1/report.json", "certs/x.json"):
         (app / path).parent.mkdir(parents=True, exist_ok=True)
@@ -329,8 +328,8 @@ def test_flower_gets_neither_keys_nor_results_of_an_app_without_a_gitignore(stag
     packed = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))).namelist()
     assert "digits_app/server_app.py" in packed
     assert not [name for name in packed if name.startswith(("certs", "state", "runs", "secret"))]
-    stage.up(1, said.append)
-    assert said.count(line) == 1
+    stage.up(1, shown.append)
+    assert sum(added in line for line in shown) == 1
 
 
 CONFIGURATION = """
@@ -362,7 +361,7 @@ TEXTS = ["5", "true", "2020-01-01", "[1, 2]", 'it\'s "so" = so', '"a"\nrounds = 
 
 @pytest.fixture
 def submitted(tmp_path, monkeypatch):
-    """An app with settings, and what Flower would be told to run it with."""
+    """An app with settings, and the settings that Flower receives."""
     app = tmp_path / 'it\'s 😀 "mine"'
     app.mkdir()
     (app / "pyproject.toml").write_text(CONFIGURATION)
@@ -379,42 +378,42 @@ def submitted(tmp_path, monkeypatch):
     return app, read
 
 
-def test_settings_and_the_folder_reach_flower_as_they_were_meant(submitted):
-    (app, read), said = submitted, []
-    number, folder = submit(Deployment(app), None, list(SETTINGS), said.append)
+def test_settings_and_the_folder_reach_flower_unchanged(submitted):
+    (app, read), shown = submitted, []
+    number, folder = submit(Deployment(app), None, list(SETTINGS), shown.append)
     assert (number, folder) == (7, app / "runs/run-1")
     meant = {key.split("=")[0]: value for key, value in SETTINGS.items()} | {"folder": str(folder)}
     assert read == [meant]
     assert [type(v) for v in read[0].values()] == [type(v) for v in meant.values()]
-    assert "certs/ state/ runs/" in said[0]
+    assert "certs/ state/ runs/" in shown[0]
     assert (app / ".gitignore").exists()
 
 
-def test_runs_without_a_name_that_come_at_once_have_folders_of_their_own(submitted):
+def test_simultaneous_runs_without_a_name_get_different_folders(submitted):
     app, read = submitted
     assert [submit(Deployment(app), None)[1].name for _ in range(2)] == ["run-1", "run-2"]
     assert [one["folder"] for one in read] == [str(app / "runs/run-1"), str(app / "runs/run-2")]
 
 
-def test_a_run_that_goes_on_is_not_submitted_again(submitted, monkeypatch):
+def test_a_run_in_progress_is_not_submitted_again(submitted, monkeypatch):
     app, read = submitted
     (app / "runs/mine").mkdir(parents=True)
-    monkeypatch.setattr(submission, "PATIENCE_SECONDS", 0.0)
-    with locked(app / "runs/mine"), pytest.raises(BusyError, match="mine is being trained by another process"):
+    monkeypatch.setattr(submission, "BUSY_SECONDS", 0.0)
+    with locked(app / "runs/mine"), pytest.raises(BusyError, match="mine is being trained"):
         submit(Deployment(app), "mine")
     assert not read
     submit(Deployment(app), "mine")
     assert read
 
 
-def test_the_server_of_a_run_that_was_stopped_has_time_to_end(submitted):
+def test_submit_waits_for_the_server_of_a_stopped_run(submitted):
     app, read = submitted
     (app / "runs/mine").mkdir(parents=True)
-    held, said = threading.Event(), []
+    held, shown = threading.Event(), []
 
-    def tell(sentence):
-        said.append(sentence)
-        if "is still being trained" in sentence:
+    def show(line):
+        shown.append(line)
+        if "is still being trained" in line:
             held.set()
 
     def hold():
@@ -426,10 +425,10 @@ def test_the_server_of_a_run_that_was_stopped_has_time_to_end(submitted):
     server = threading.Thread(target=hold)
     server.start()
     assert holding.wait(30)
-    submit(Deployment(app), "mine", (), tell)
+    submit(Deployment(app), "mine", (), show)
     server.join()
     assert read
-    assert sum("is still being trained" in sentence for sentence in said) == 1
+    assert sum("is still being trained" in line for line in shown) == 1
 
 
 @pytest.mark.parametrize("problem", [RunError("no"), KeyboardInterrupt()])
@@ -445,7 +444,7 @@ def test_a_run_that_flower_refuses_leaves_no_folder(submitted, monkeypatch, prob
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_text_stays_the_text_that_was_typed(text, submitted):
+def test_a_text_stays_unchanged(text, submitted):
     app, read = submitted
     submit(Deployment(app), None, [f"title={text}"])
     assert read[0]["title"] == text
@@ -453,83 +452,81 @@ def test_a_text_stays_the_text_that_was_typed(text, submitted):
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "fragment"),
     [
-        ("round=5", "the app has no setting 'round': did you mean 'rounds'?"),
+        ("round=5", "no setting 'round': did you mean 'rounds'?"),
         ("fraction=half", "`fraction` must be a number, got 'half'"),
         ("rounds=", "`rounds` must be a number, got ''"),
         ("swa=1", "`swa` must be true or false, got '1'"),
     ],
 )
-def test_a_setting_that_the_app_cannot_use_is_refused_before_the_run(setting, said, submitted):
+def test_a_setting_that_the_app_cannot_use_is_refused_before_the_run(setting, fragment, submitted):
     app, read = submitted
-    with pytest.raises(SettingError, match=re.escape(said)):
+    with pytest.raises(SettingError, match=re.escape(fragment)):
         submit(Deployment(app), None, [setting])
     assert not read
 
 
 @pytest.mark.parametrize(
-    ("configuration", "said"),
+    ("configuration", "fragment"),
     [
-        (None, "is not that of a Flower app"),
-        ("[tool", "is not that of a Flower app"),
-        ("[tool]\nflwr = 1", "is not that of a Flower app"),
-        ("[tool.flwr.app.config]\nrounds = 3", 'has no `folder = ""` in [tool.flwr.app.config]'),
+        (None, "of a Flower app"),
+        ("[tool", "of a Flower app"),
+        ("[tool]\nflwr = 1", "of a Flower app"),
+        ("[tool.flwr.app.config]\nrounds = 3", '`folder = ""` in [tool.flwr.app.config]'),
     ],
 )
-def test_a_folder_that_is_no_app_for_us_is_refused_before_the_run(configuration, said, submitted):
+def test_a_folder_that_is_not_a_suitable_app_is_refused_before_the_run(configuration, fragment, submitted):
     app, read = submitted
     (app / "pyproject.toml").unlink()
     if configuration is not None:
         (app / "pyproject.toml").write_text(configuration)
-    with pytest.raises(RunError, match=re.escape(said)):
+    with pytest.raises(RunError, match=re.escape(fragment)):
         submit(Deployment(app), None)
     assert not read
 
 
 @pytest.mark.parametrize("report", [None, "{"])
-def test_a_run_without_a_report_says_what_to_do(report, tmp_path, monkeypatch):
+def test_a_run_without_a_report_names_the_remedy(report, tmp_path, monkeypatch):
     save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
     if report is not None:
         (tmp_path / "report.json").write_text(report)
-    monkeypatch.setattr(submission, "status_of", lambda *_: "finished:completed")
-    with pytest.raises(
-        RunError, match=r"run 1 completed, but left no report in .*: the app's server must hand `folder`"
-    ):
+    monkeypatch.setattr(submission, "run_status", lambda *_: "finished:completed")
+    with pytest.raises(RunError, match=r"run 1 completed without a report .* `folder`"):
         follow(Deployment(tmp_path), 1, tmp_path, lambda _: None)
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_process_is_ended_by_its_own_id_with_its_children(killed, tmp_path):
+def test_a_process_is_stopped_with_its_children(killed, tmp_path):
     family = "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])"
     family += "; print(p.pid, flush=True); time.sleep(99)"
     pid = processes.start(tmp_path, "one", [sys.executable, "-c", family], {})
-    assert processes.alive(tmp_path, "one") == pid
+    assert processes.running_pid(tmp_path, "one") == pid
     while not (child := (tmp_path / "one.log").read_text().strip()):
         pass
-    if killed:  # its children are not forgotten
+    if killed:  # its children are stopped too
         os.kill(pid, signal.SIGKILL)
-        while processes.alive(tmp_path, "one"):
+        while processes.running_pid(tmp_path, "one"):
             pass
     assert processes.stop(tmp_path, ["one", "never"]) == ["one"]
-    assert processes.alive(tmp_path, "one") is None
+    assert processes.running_pid(tmp_path, "one") is None
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
 
 
-def test_what_is_said_to_have_ended_is_no_zombie(tmp_path, monkeypatch):
-    """A zombie keeps its number, by which Flower's SuperExec sees that its parent lives."""
-    monkeypatch.setattr(processes, "_has_mark", lambda *_: False)  # as of a process at its very start or end
+def test_a_process_reported_as_ended_is_not_a_zombie(tmp_path, monkeypatch):
+    """A zombie keeps its pid, and Flower's SuperExec takes an existing pid of its parent for a running parent."""
+    monkeypatch.setattr(processes, "PROC", tmp_path)  # without an environment, as a process at its start or end
     pid = processes.start(tmp_path, "one", [sys.executable, "-c", "import time; time.sleep(99)"], {})
-    assert processes.alive(tmp_path, "one") == pid
+    assert processes.running_pid(tmp_path, "one") == pid
     os.kill(pid, signal.SIGKILL)
-    while processes.alive(tmp_path, "one"):
+    while processes.running_pid(tmp_path, "one"):
         pass
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
 @pytest.mark.parametrize("proc", [True, False])
-def test_a_stranger_with_a_known_pid_is_left_alone(proc, tmp_path, monkeypatch):
+def test_another_process_with_a_reused_pid_is_not_stopped(proc, tmp_path, monkeypatch):
     pid = processes.start(tmp_path, "one", [sys.executable, "-c", "import time; time.sleep(99)"], {})
     known = json.loads((tmp_path / "one.pid").read_text())
     (tmp_path / "other.pid").write_text(json.dumps(known | {"mark": "that of a process before the last boot"}))
@@ -537,23 +534,23 @@ def test_a_stranger_with_a_known_pid_is_left_alone(proc, tmp_path, monkeypatch):
         if shutil.which("ps") is None:
             pytest.skip("the system has no `ps`")
         monkeypatch.setattr(processes, "PROC", tmp_path / "no-proc")
-    assert processes.alive(tmp_path, "other") is None
+    assert processes.running_pid(tmp_path, "other") is None
     assert processes.stop(tmp_path, ["other"]) == []
-    assert processes.alive(tmp_path, "one") == pid
+    assert processes.running_pid(tmp_path, "one") == pid
     assert processes.stop(tmp_path, ["one"]) == ["one"]
 
 
-def test_children_of_a_stranger_that_had_the_number_are_left_alone(tmp_path):
-    """Every daemon is the child of a group's leader that has ended."""
+def test_children_of_another_process_with_a_reused_pid_are_not_stopped(tmp_path):
+    """Every daemon is the child of a group leader that has ended."""
     family = "import os, subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])"
     family += "; print(os.getpid(), p.pid)"
-    with (tmp_path / "said").open("wb") as said:
-        subprocess.run([sys.executable, "-c", family], stdout=said, start_new_session=True, check=True)
-    leader, child = map(int, (tmp_path / "said").read_text().split())
+    with (tmp_path / "pids").open("wb") as file:
+        subprocess.run([sys.executable, "-c", family], stdout=file, start_new_session=True, check=True)
+    leader, child = map(int, (tmp_path / "pids").read_text().split())
     try:
         (tmp_path / "superlink.pid").write_text(json.dumps({"pid": leader, "mark": "another"}))
         assert processes.stop(tmp_path, ["superlink"], 1.0) == []
-        time.sleep(0.2)  # a signal would have ended it by now
+        time.sleep(0.2)  # by now a signal would have ended it
         os.kill(child, 0)
     finally:
         os.kill(child, signal.SIGKILL)

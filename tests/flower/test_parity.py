@@ -1,4 +1,4 @@
-"""The same federation in our simulator and in Flower gives the same model, to the bit, for every method."""
+"""The same federation in our simulator and in Flower gives the same model to the last bit, for every method."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ SMALL = (
     "model.hidden=[16]",
     "settings.distill_epochs=2",
     "settings.num_samples=3",
-    "settings.distill_until=0.6",  # in rounds 1 and 2 of 3: Flower must tell the server how many there will be
+    "settings.distill_until=0.6",  # in rounds 1 and 2 of 3: the server must know the number of rounds
 )
 SEED = 5
 
@@ -107,7 +107,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_flower_is_the_simulator(method, simulated, flower, tmp_path, recipe, federation):
+def test_flower_equals_the_simulator(method, simulated, flower, tmp_path, recipe, federation):
     expected = simulated(method)
     ours, grid, arrays, rounds = flower(method)
     result = ours.start(grid, arrays, rounds)
@@ -126,8 +126,8 @@ def test_flower_is_the_simulator(method, simulated, flower, tmp_path, recipe, fe
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if not METHODS[m].one_round])
-def test_a_stopped_federation_goes_on_with_new_nodes_and_ends_the_same(method, simulated, flower):
-    """It crashes after each round: new strategy, new node contexts, only the folder stays."""
+def test_a_stopped_federation_resumes_with_new_nodes_and_ends_the_same(method, simulated, flower):
+    """It crashes after each round: the strategy and the node contexts are new, only the folder is kept."""
 
     for last in (1, 2, 3):
         ours, grid, arrays, _ = flower(method)
@@ -144,11 +144,11 @@ def test_a_stopped_federation_goes_on_with_new_nodes_and_ends_the_same(method, s
     assert list(result.train_metrics_clientapp) == [3]
     layout = ours.server.runner.layout
     assert same(layout.pack(result.arrays.to_torch_state_dict()), simulated(method).model)
-    again = resume(flower(method)[0], grid, arrays, 3)  # there is nothing left to do
+    again = resume(flower(method)[0], grid, arrays, 3)  # no round is left
     assert same(layout.pack(again.arrays.to_torch_state_dict()), simulated(method).model)
 
 
-def test_another_number_of_rounds_is_refused_where_it_would_be_another_training(flower):
+def test_another_number_of_rounds_is_refused_where_settings_depend_on_it(flower):
     ours, grid, arrays, _ = flower("fedbe")
     resume(ours, grid, arrays, 1)
     with pytest.raises(RunError, match="number of rounds"):
@@ -162,8 +162,8 @@ def test_other_methods_can_be_given_more_rounds(flower):
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedbe+scaffold"])
-def test_a_client_whose_reply_is_lost_goes_on_from_what_the_server_used(method, flower):
-    """The client has moved its control variate on, the server has not seen it: the server's is right."""
+def test_a_client_whose_reply_is_lost_continues_from_the_servers_memory(method, flower):
+    """The client has updated its control variate, but the server has not received it: the server's copy is used."""
     lost = []
 
     def lose(client, message):

@@ -1,34 +1,34 @@
-"""What the server does. The strategy is the line to look at."""
+"""The server. To use another method, change the strategy."""
 
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 import fedbe.flower
-from digits_app.task import Net, parts, pixels
+from digits_app.task import Net, load_partition, to_pixels
 from fedbe.algorithms.methods import get_method
 
-torch.set_num_threads(1)  # the model is small, and threads would change the last bits
+torch.set_num_threads(1)  # the model is small, and the number of threads changes the last bits
 
-DISTILLATION = {"distill_lr": 3e-3}  # 300 images make few steps, so longer ones
+DISTILLATION = {"distill_lr": 3e-3}  # larger than the default: 300 images make few steps
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train all rounds; a run that was stopped goes on where its folder says."""
+    """Train all rounds; a stopped run is resumed from its folder."""
     config = context.run_config
     clients, seed = int(config["clients"]), int(config["seed"])
-    data, test, split = parts(clients, seed)
+    train_data, test_data, partition = load_partition(clients, seed)
     strategy = fedbe.flower.strategy(
         str(config["method"]),
         model=Net,
-        unlabeled=pixels(data, split.server),
+        unlabeled=to_pixels(train_data, partition.server),
         seed=seed,
         fraction_train=float(config["fraction"]),
         fraction_evaluate=0.0,
-        min_train_nodes=1,  # Flower's 2 would wait for a second node even if one client is all there is
+        min_train_nodes=1,  # Flower's default of 2 would wait for a second node even if there is one client only
         min_available_nodes=clients,
         total_clients=clients,
         identify=True,
@@ -40,11 +40,11 @@ def main(grid: Grid, context: Context) -> None:
         net = Net()
         net.load_state_dict(fedbe.flower.from_record(arrays, net))
         with torch.no_grad():
-            right = net(pixels(test)).argmax(1) == test.labels
-        return MetricRecord({"accuracy": float(right.float().mean())})
+            correct = net(to_pixels(test_data)).argmax(1) == test_data.labels
+        return MetricRecord({"accuracy": float(correct.float().mean())})
 
-    weights, rounds = fedbe.flower.to_record(Net().state_dict()), int(config["rounds"])
+    arrays, rounds = fedbe.flower.to_record(Net().state_dict()), int(config["rounds"])
     if config["folder"]:
-        fedbe.flower.resume(strategy, grid, weights, rounds, evaluate_fn=evaluate)
+        fedbe.flower.resume(strategy, grid, arrays, rounds, evaluate_fn=evaluate)
     else:
-        strategy.start(grid, weights, rounds, evaluate_fn=evaluate)
+        strategy.start(grid, arrays, rounds, evaluate_fn=evaluate)

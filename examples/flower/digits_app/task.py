@@ -1,4 +1,4 @@
-"""The model, and who has which digits. Put your own model and data here."""
+"""The model and the data of each client. Put your own model and data here."""
 
 from functools import cache
 
@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from fedbe.data import Dataset, Partition, load_task, split
 
-SERVER_IMAGES = 300  # without labels: what the methods that distil need
+SERVER_IMAGES = 300  # unlabeled images at the server, for methods that distil
 
 
 class Net(nn.Sequential):
-    """Two hidden layers; 8 × 8 pixels in, ten digits out. Always born with the same weights."""
+    """Two hidden layers; 8 × 8 pixels in, ten digits out. Every instance starts with the same weights."""
 
     def __init__(self) -> None:
         with torch.random.fork_rng(devices=[]):
@@ -22,16 +22,16 @@ class Net(nn.Sequential):
 
 
 @cache
-def parts(clients: int, seed: int) -> tuple[Dataset, Dataset, Partition]:
-    """Training data, test data, and who has which of the training data: a function of (clients, seed)."""
+def load_partition(clients: int, seed: int) -> tuple[Dataset, Dataset, Partition]:
+    """Training data, test data, and the training indices of each client: a function of (clients, seed)."""
     task = load_task("digits")
-    kind = split(
+    partition = split(
         "step", task.train.labels, clients=clients, server=SERVER_IMAGES, seed=seed, major_classes=4, minor_images=2
     )
-    return task.train, task.test, kind
+    return task.train, task.test, partition
 
 
-def pixels(data: Dataset, index: Tensor | None = None) -> Tensor:
-    """Images [N, 8, 8, 1] from bytes to numbers around 0."""
-    chosen = data.inputs if index is None else data.inputs[index]
-    return chosen.float() / 255 - 0.3
+def to_pixels(data: Dataset, index: Tensor | None = None) -> Tensor:
+    """Images [N, 8, 8, 1] as floats around 0."""
+    images = data.inputs if index is None else data.inputs[index]
+    return images.float() / 255 - 0.3

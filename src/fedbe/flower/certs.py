@@ -1,8 +1,8 @@
-"""Keys and certificates of a deployment: an authority, the server's certificate, one key for each node.
+"""Keys and certificates of a deployment: a certificate authority, the server's certificate, one key for each node.
 
-DIR/certs/ca.pem, ca.key          the authority; whoever has ca.key can pose as the server: keep it off the network
+DIR/certs/ca.pem, ca.key          the authority; ca.key can be used to impersonate the server: keep it offline
 DIR/certs/server.pem, server.key  for the SuperLink
-DIR/certs/node-0, node-0.pub …    elliptic-curve keys in OpenSSH's form: the private one stays at its node
+DIR/certs/node-0, node-0.pub …    elliptic-curve keys in OpenSSH format; the private key stays at its node
 """
 
 import datetime
@@ -23,75 +23,91 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedbe.core.files import write_atomic
 from fedbe.errors import RunError, SettingError
 
-CURVE = ec.SECP384R1()  # Flower takes NIST curves only
-LOCAL = ("127.0.0.1", "localhost")
-MOST_DAYS = 36_500
-LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
-NAME = re.compile(
-    rf"(?!(.*\.)?\d+$)(?=.{{1,253}}$)({LABEL}\.)*{LABEL}"
-)  # one that ends in a number is a mistyped address
+CURVE = ec.SECP384R1()  # Flower accepts only NIST curves
+LOCAL_HOSTS = ("127.0.0.1", "localhost")
+MAX_DAYS = 36_500
+DNS_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+# A name whose last label is a number is a mistyped address.
+DNS_NAME = re.compile(rf"(?!(.*\.)?\d+$)(?=.{{1,253}}$)({DNS_LABEL}\.)*{DNS_LABEL}")
 
 
-def make(folder: Path, nodes: int, hosts: Sequence[str] = (), days: int = 365) -> Path:
-    """Write all of it into FOLDER/certs, readable by its owner only. Nothing that is there is replaced.
+def create(folder: Path, nodes: int, hosts: Sequence[str] = (), days: int = 365) -> Path:
+    """Create the keys and certificates of a federation in FOLDER/certs, readable by their owner only.
 
-    A federation that grows gets the keys of its new nodes.
+    Existing files are never replaced. If the folder exists, the keys of new nodes are added.
+
+    Args:
+        folder: the folder of the app.
+        nodes: the number of nodes.
+        hosts: names or addresses by which nodes on other machines reach the server; 127.0.0.1 and localhost are
+            always included.
+        days: how long the certificates are valid, 1 to 36,500.
+
+    Returns:
+        The folder of the keys and certificates.
+
+    Raises:
+        SettingError: a host or `days` is not valid.
+        RunError: nothing is new, or the folder cannot be written.
     """
-    subjects = [_subject(host) for host in (*LOCAL, *hosts)]
-    if not 1 <= days <= MOST_DAYS:
-        raise SettingError(f"`days` must be from 1 to {MOST_DAYS}, got {days}")
-    place = folder / "certs"
+    subjects = [_subject(host) for host in (*LOCAL_HOSTS, *hosts)]
+    if not 1 <= days <= MAX_DAYS:
+        raise SettingError(f"`days` must be from 1 to {MAX_DAYS}, got {days}")
+    certs = folder / "certs"
     names = [f"node-{i}" for i in range(nodes)]
-    if not place.exists():
-        _found(place, names, subjects, days)
-        return place
-    new = [name for name in names if not (place / name).exists()]
+    if not certs.exists():
+        _create_all(certs, names, subjects, days)
+        return certs
+    new = [name for name in names if not (certs / name).exists()]
     if hosts or not new:
-        raise RunError(f"{place} exists already: remove it to make new keys, which ends trust in the old ones")
+        raise RunError(f"{certs} exists already: remove it to create new keys; the old keys will no longer be trusted")
     for name in new:
-        node_key(place / name)
-    return place
+        create_node_key(certs / name)
+    return certs
 
 
-def _found(place: Path, names: Sequence[str], subjects: Sequence[x509.GeneralName], days: int) -> None:
-    """Made beside its place and moved there when it is whole."""
-    with _private():
+def _create_all(certs: Path, names: Sequence[str], subjects: Sequence[x509.GeneralName], days: int) -> None:
+    """Create everything in a temporary folder and rename it at the end, so that it exists whole or not at all."""
+    with _owner_only():
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".certs-", dir=place.parent) as beside:
-                part = Path(beside) / "certs"
+            certs.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".certs-", dir=certs.parent) as temporary:
+                part = Path(temporary) / "certs"
                 part.mkdir()
-                authority, ca = _authority(days)
-                key = ec.generate_private_key(CURVE)
-                server = _server(key, authority, ca, subjects, days)
-                write_atomic(part / "ca.key", _private_pem(authority))
+                ca_key, ca = _authority(days)
+                server_key = ec.generate_private_key(CURVE)
+                server = _server_certificate(server_key, ca_key, ca, subjects, days)
+                write_atomic(part / "ca.key", _private_pem(ca_key))
                 write_atomic(part / "ca.pem", ca.public_bytes(Encoding.PEM))
-                write_atomic(part / "server.key", _private_pem(key))
+                write_atomic(part / "server.key", _private_pem(server_key))
                 write_atomic(part / "server.pem", server.public_bytes(Encoding.PEM))
                 for name in names:
-                    node_key(part / name)
-                part.rename(place)
+                    create_node_key(part / name)
+                part.rename(certs)
         except OSError as error:
-            raise RunError(f"cannot create {place}: {error.strerror}") from error
+            raise RunError(f"cannot create {certs}: {error.strerror}") from error
 
 
-def node_key(path: Path) -> None:
-    """A private key at `path` and its public half at `path`.pub, which comes first: a key that is there is whole."""
+def create_node_key(path: Path) -> None:
+    """Write a private key to `path` and its public key to `path`.pub.
+
+    The public key is written first: if a private key exists, its public key does too.
+    """
     key = ec.generate_private_key(CURVE)
-    with _private():
+    with _owner_only():
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
         write_atomic(path.with_name(f"{path.name}.pub"), public + b"\n")
         write_atomic(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
 
 
 @contextmanager
-def _private() -> Iterator[None]:
-    """Files made within are readable by their owner only (0600), folders too (0700)."""
-    before = os.umask(0o077)
+def _owner_only() -> Iterator[None]:
+    """Files created within are readable by their owner only (0600), folders too (0700)."""
+    previous = os.umask(0o077)
     try:
         yield
     finally:
-        os.umask(before)
+        os.umask(previous)
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -108,21 +124,21 @@ def _authority(days: int) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]
     return key, builder.add_extension(usage, critical=True).sign(key, hashes.SHA384())
 
 
-def _server(
+def _server_certificate(
     key: ec.EllipticCurvePrivateKey,
-    authority: ec.EllipticCurvePrivateKey,
+    ca_key: ec.EllipticCurvePrivateKey,
     ca: x509.Certificate,
     subjects: Sequence[x509.GeneralName],
     days: int,
 ) -> x509.Certificate:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedbe server")])
-    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     builder = _builder(name, ca.subject, key.public_key(), days)
     builder = builder.add_extension(x509.SubjectAlternativeName(subjects), critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    return builder.add_extension(signer, critical=False).sign(authority, hashes.SHA384())
+    return builder.add_extension(issuer, critical=False).sign(ca_key, hashes.SHA384())
 
 
 def _builder(
@@ -131,7 +147,7 @@ def _builder(
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     builder = builder.serial_number(x509.random_serial_number())
-    # From an hour ago: the clocks of several machines differ.
+    # Valid from an hour ago, because the clocks of machines differ.
     begin = now - datetime.timedelta(hours=1)
     return builder.not_valid_before(begin).not_valid_after(now + datetime.timedelta(days=days))
 
@@ -151,10 +167,11 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _subject(host: str) -> x509.GeneralName:
+    """A host as a certificate names it."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        if NAME.fullmatch(host):
+        if DNS_NAME.fullmatch(host):
             return x509.DNSName(host)
     raise SettingError(
         f"`host` must be an IP address or a name of letters, digits, dots and hyphens, without a port "

@@ -1,9 +1,9 @@
-"""A whole deployment on this machine: a SuperLink with TLS, node authentication and a database, and SuperNodes.
+"""A complete deployment on this machine: a SuperLink with TLS, node authentication and a database, and SuperNodes.
 
-DIR/state/deployment.json   the ports, and how many nodes there are
-DIR/state/registered.json   the node id of each public key
+DIR/state/deployment.json   the ports, and the number of nodes
+DIR/state/registered.json   public key -> node id
 DIR/state/*.pid, *.log      one of each for every process
-DIR/state/superlink.db      what the SuperLink knows: runs, registered nodes
+DIR/state/superlink.db      the SuperLink's database: runs, registered nodes
 DIR/state/flwr/config.toml  how the `flwr` command finds this SuperLink: FLWR_HOME=DIR/state/flwr flwr ls
 """
 
@@ -26,165 +26,184 @@ from fedbe.core.files import write_atomic, write_json
 from fedbe.errors import RunError
 from fedbe.flower import _bootstrap, processes
 
-LINK = "superlink"
-START_SECONDS = 90.0  # a SuperLink takes a node that ended without a word for online for 60 s
-OWN_FOLDERS = ("certs/", "state/", "runs/")
-Say = Callable[[str], None]
+SUPERLINK = "superlink"
+START_SECONDS = 90.0  # a SuperLink lists a crashed node as online for 60 s
+PRIVATE_FOLDERS = ("certs/", "state/", "runs/")
+Print = Callable[[str], None]  # receives a line of progress for the user
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """One deployment, kept in one folder."""
+    """One deployment, kept in the folder of its app.
+
+    Args:
+        folder: the folder of the app.
+    """
 
     folder: Path
 
     @property
     def state(self) -> Path:
+        """The folder of logs, pid files and the database."""
         return self.folder.resolve() / "state"
 
     @property
     def certs(self) -> Path:
+        """The folder of keys and certificates."""
         return self.folder.resolve() / "certs"
 
     @property
-    def _connections(self) -> Path:
+    def _flwr_config(self) -> Path:
         return self.state / "flwr" / "config.toml"
 
     def environment(self) -> dict[str, str]:
-        """Flower finds its own programs by PATH, its configuration by FLWR_HOME."""
+        """The environment of Flower's processes: it finds its programs by PATH and its configuration by FLWR_HOME."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         return {**os.environ, **_bootstrap.NO_TELEMETRY, "PATH": path, "FLWR_HOME": str(self.state / "flwr")}
 
-    def up(self, nodes: int, say: Say = lambda _: None) -> None:
-        """Start what is not running yet; the ports and the database stay from one time to the next.
+    def up(self, nodes: int, show: Print = lambda _: None) -> None:
+        """Start every process that is not running yet. Ports and database are kept from earlier calls.
 
-        If that fails, what this call has started is stopped, and what ran before goes on.
+        If that fails, the processes started by this call are stopped, and the others continue.
+
+        Args:
+            nodes: the number of nodes.
+            show: receives lines of progress. Default: none are shown.
+
+        Raises:
+            RunError: a key is missing, a process ended or was not online in time, or the running nodes were started
+                for another number of nodes.
         """
         names = [f"node-{number}" for number in range(nodes)]
         self._check_keys(names)
         self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.keep_out_of_bundle(say)
-        ran = {name for name in processes.names(self.state) if processes.alive(self.state, name) is not None}
-        ports = self._plan(nodes, ran)
+        self.ignore_private_folders(show)
+        running = {name for name in processes.names(self.state) if processes.running_pid(self.state, name) is not None}
+        ports = self._plan_ports(nodes, running)
         try:
-            self._start_link(ports[0], say)
+            self._start_superlink(ports[0], show)
             ids = self._register(names)
-            new = [name for name in names if name not in ran]
-            self._await_goodbyes(new, ids, say)
+            new = [name for name in names if name not in running]
+            self._wait_until_offline(new, ids, show)
             for name in new:
                 self._start_node(name, nodes, ports)
-            self._await(lambda: self._offline(ids), f"{nodes} nodes to come online", names)
+            self._wait(lambda: self._offline(ids), f"{nodes} nodes to come online", names)
         except BaseException:
-            self._stop([name for name in processes.names(self.state) if name not in ran])
+            self._stop([name for name in processes.names(self.state) if name not in running])
             raise
-        say(f"nodes online: {nodes}")
+        show(f"nodes online: {nodes}")
 
     def down(self) -> list[str]:
-        """Stop everything that `up` started here; the names of what was running."""
+        """Stop every process that `up` started here, and return the names of those that were running."""
         return self._stop(processes.names(self.state))
 
     def size(self) -> int:
-        """How many nodes there are, as the ones that run here were told when they started; 0 before the first `up`."""
-        return int(self._planned().get("nodes", 0))
+        """The number of nodes at the last `up`; 0 before the first."""
+        return int(self._read_plan().get("nodes", 0))
 
     def online(self) -> set[str]:
-        """The ids of the nodes that the SuperLink takes for connected."""
+        """The ids of the nodes that the SuperLink lists as online."""
         listed = self.flwr("supernode", "list")["nodes"]
         return {str(node["node-id"]) for node in listed if node["status"] == "online"}
 
-    def keep_out_of_bundle(self, say: Say = lambda _: None) -> None:
-        """Keys, state and results stay here: Flower sends every node what .gitignore does not name, *.json among it."""
+    def ignore_private_folders(self, show: Print = lambda _: None) -> None:
+        """Add keys, state and results to .gitignore: Flower sends all other files to every node, *.json included."""
         path = self.folder / ".gitignore"
         content = path.read_bytes() if path.exists() else b""
-        if missing := [own for own in OWN_FOLDERS if own.encode() not in content.splitlines()]:
+        if missing := [name for name in PRIVATE_FOLDERS if name.encode() not in content.splitlines()]:
             end = b"" if not content or content.endswith(b"\n") else b"\n"
-            write_atomic(path, content + end + "".join(f"{own}\n" for own in missing).encode())
-            say(f"added {' '.join(missing)} to {path}: Flower would send them to every node with the app")
+            write_atomic(path, content + end + "".join(f"{name}\n" for name in missing).encode())
+            show(f"added {' '.join(missing)} to {path}: Flower would send them to every node with the app")
 
     def check_was_up(self) -> None:
-        if not self._connections.exists():
-            raise RunError(f"nothing was ever up in {self.folder}: run `fedbe flower up {self.folder}`")
+        """RunError if `up` was never called in this folder."""
+        if not self._flwr_config.exists():
+            raise RunError(f"no deployment was started in {self.folder}: run `fedbe flower up {self.folder}`")
 
     def flwr(self, *words: str) -> dict[str, Any]:
-        """One of Flower's own commands on this deployment, and its answer."""
+        """Run one of Flower's commands on this deployment and return its JSON answer. RunError if it failed."""
         self.check_was_up()
-        command = [processes.tool("flwr"), *words, "fedbe", "--format", "json"]
-        done = subprocess.run(command, capture_output=True, text=True, env=self.environment(), check=False)
-        begin, end = done.stdout.find("{"), done.stdout.rfind("}")
+        command = [processes.executable("flwr"), *words, "fedbe", "--format", "json"]
+        result = subprocess.run(command, capture_output=True, text=True, env=self.environment(), check=False)
+        begin, end = result.stdout.find("{"), result.stdout.rfind("}")
         try:
-            answer: dict[str, Any] = json.loads(done.stdout[begin : end + 1])
+            answer: dict[str, Any] = json.loads(result.stdout[begin : end + 1])
         except ValueError:
-            answer = {"success": False, "error-message": (done.stderr or done.stdout).strip()[-300:]}
+            answer = {"success": False, "error-message": (result.stderr or result.stdout).strip()[-300:]}
         if not answer.get("success"):
-            raise RunError(f"`flwr {' '.join(words[:2])}` failed: {answer.get('error-message', 'it did not say why')}")
+            raise RunError(f"`flwr {' '.join(words[:2])}` failed: {answer.get('error-message', 'no reason was given')}")
         return answer
 
     def _check_keys(self, names: Sequence[str]) -> None:
-        make = f"run `fedbe flower certs {self.folder} --nodes {len(names)}`"
-        whole = f"remove {self.certs} and {make}, which ends trust in the old keys" if self.certs.exists() else make
-        needed = {"ca.pem": whole, "server.pem": whole, "server.key": whole}
+        create = f"run `fedbe flower certs {self.folder} --nodes {len(names)}`"
+        create_all = create
+        if self.certs.exists():
+            create_all = f"remove {self.certs} and {create}; the old keys will no longer be trusted"
+        remedies = {"ca.pem": create_all, "server.pem": create_all, "server.key": create_all}
         for name in names:
-            needed |= {name: make, f"{name}.pub": f"remove {self.certs / name} and {make}, which makes both anew"}
-        for name, remedy in needed.items():
+            remedies[name] = create
+            remedies[f"{name}.pub"] = f"remove {self.certs / name} and {create}, which creates both again"
+        for name, remedy in remedies.items():
             if not (self.certs / name).exists():
                 raise RunError(f"{self.certs / name} is missing: {remedy}")
 
     def _stop(self, names: Sequence[str]) -> list[str]:
-        """Nodes first, and to their end: one that cannot tell the SuperLink that it goes is not let in again soon."""
-        nodes = [name for name in names if name != LINK]
-        return processes.stop(self.state, nodes) + processes.stop(self.state, [name for name in names if name == LINK])
+        """Stop nodes before the SuperLink: it readmits a node at once only if the node could sign off."""
+        nodes = [name for name in names if name != SUPERLINK]
+        superlink = [name for name in names if name == SUPERLINK]
+        return processes.stop(self.state, nodes) + processes.stop(self.state, superlink)
 
-    def _start_link(self, port: int, say: Say) -> None:
+    def _start_superlink(self, port: int, show: Print) -> None:
         connection = {"address": f"127.0.0.1:{port}", "root-certificates": str(self.certs / "ca.pem")}
-        self._connections.parent.mkdir(exist_ok=True)
+        self._flwr_config.parent.mkdir(exist_ok=True)
         config = {"superlink": {"default": "fedbe", "fedbe": connection}}
-        write_atomic(self._connections, tomli_w.dumps(config).encode())
-        if processes.alive(self.state, LINK) is not None:
+        write_atomic(self._flwr_config, tomli_w.dumps(config).encode())
+        if processes.running_pid(self.state, SUPERLINK) is not None:
             return
-        if not (self.state / "superlink.db").exists():  # a new SuperLink knows no node
+        if not (self.state / "superlink.db").exists():  # a new SuperLink has no registered nodes
             (self.state / "registered.json").unlink(missing_ok=True)
         command = [
-            *(processes.tool("flower-superlink"), "--host", "127.0.0.1", "--port", str(port)),
+            *(processes.executable("flower-superlink"), "--host", "127.0.0.1", "--port", str(port)),
             *("--ssl-ca-certfile", str(self.certs / "ca.pem")),
             *("--ssl-certfile", str(self.certs / "server.pem")),
             *("--ssl-keyfile", str(self.certs / "server.key")),
             *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
             *("--database", str(self.state / "superlink.db")),
         ]
-        processes.start(self.state, LINK, command, self.environment())
-        self._await(lambda: [] if self._healthy(port) else [LINK], "the SuperLink to answer", [LINK])
-        say(f"the SuperLink answers on 127.0.0.1:{port}")
+        processes.start(self.state, SUPERLINK, command, self.environment())
+        self._wait(lambda: [] if self.is_healthy(port) else [SUPERLINK], "the SuperLink to answer", [SUPERLINK])
+        show(f"the SuperLink answers on 127.0.0.1:{port}")
 
     def _register(self, names: Sequence[str]) -> dict[str, str]:
-        """Make the SuperLink know each node's key; the ids that it gave them."""
-        done = self.state / "registered.json"
-        known: dict[str, str] = json.loads(done.read_text()) if done.exists() else {}
-        keys = {name: self.certs / f"{name}.pub" for name in names}
-        for path in keys.values():
-            if path.read_text() not in known:
-                known[path.read_text()] = str(self.flwr("supernode", "register", str(path))["node-id"])
-                write_json(done, known)
-        return {name: known[path.read_text()] for name, path in keys.items()}
+        """Register the nodes' keys with the SuperLink and return their node ids."""
+        path = self.state / "registered.json"
+        id_by_key: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+        key_files = {name: self.certs / f"{name}.pub" for name in names}
+        for key_file in key_files.values():
+            if key_file.read_text() not in id_by_key:
+                id_by_key[key_file.read_text()] = str(self.flwr("supernode", "register", str(key_file))["node-id"])
+                write_json(path, id_by_key)
+        return {name: id_by_key[key_file.read_text()] for name, key_file in key_files.items()}
 
     def _offline(self, ids: Mapping[str, str]) -> list[str]:
         online = self.online()
-        return [name for name, number in ids.items() if number not in online]
+        return [name for name, node_id in ids.items() if node_id not in online]
 
-    def _await_goodbyes(self, names: Sequence[str], ids: Mapping[str, str], say: Say) -> None:
-        """A SuperLink lets a node in only when it does not take it for online already."""
+    def _wait_until_offline(self, names: Sequence[str], ids: Mapping[str, str], show: Print) -> None:
+        """Wait until the SuperLink lists ended nodes as offline; before that it refuses them."""
 
-        def lingering() -> list[str]:
+        def still_listed() -> list[str]:
             offline = self._offline(ids)
             return [name for name in names if name not in offline]
 
-        if gone := ", ".join(lingering()):
-            say(f"the SuperLink has not noticed yet that {gone} ended: waiting, which can take a minute")
-            self._await(lingering, f"the SuperLink to notice that {gone} ended", [LINK])
+        if ended := ", ".join(still_listed()):
+            show(f"the SuperLink still lists {ended} as online: waiting, which can take a minute")
+            self._wait(still_listed, f"the SuperLink to list {ended} as offline", [SUPERLINK])
 
     def _start_node(self, name: str, nodes: int, ports: Sequence[int]) -> None:
         number = int(name.removeprefix("node-"))
         command = [
-            *(processes.tool("flower-supernode"), "--superlink", f"127.0.0.1:{ports[0]}"),
+            *(processes.executable("flower-supernode"), "--superlink", f"127.0.0.1:{ports[0]}"),
             *("--root-certificates", str(self.certs / "ca.pem")),
             *("--auth-supernode-private-key", str(self.certs / name)),
             *("--node-config", f"partition-id={number} num-partitions={nodes}"),
@@ -192,42 +211,43 @@ class Deployment:
         ]
         processes.start(self.state, name, command, self.environment())
 
-    def _planned(self) -> dict[str, Any]:
+    def _read_plan(self) -> dict[str, Any]:
         path = self.state / "deployment.json"
-        planned: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return planned
+        plan: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return plan
 
-    def _plan(self, nodes: int, running: set[str]) -> list[int]:
-        """The ports of the SuperLink and of each node. RunError if nodes run that were told another number of nodes."""
-        if running - {LINK} and self.size() != nodes:
+    def _plan_ports(self, nodes: int, running: set[str]) -> list[int]:
+        """The ports of the SuperLink and of each node. RunError if nodes run that were started for another number."""
+        if running - {SUPERLINK} and self.size() != nodes:
             raise RunError(
-                f"the nodes that run in {self.folder} were told that they are {self.size()}, not {nodes}: "
-                f"run `fedbe flower down {self.folder}` first, and all start anew"
+                f"the nodes that run in {self.folder} were started for {self.size()} nodes, not {nodes}: "
+                f"run `fedbe flower down {self.folder}` first, so that all start again"
             )
-        ports: list[int] = self._planned().get("ports", [])
+        ports: list[int] = self._read_plan().get("ports", [])
         ports += processes.free_ports(max(0, nodes + 1 - len(ports)))
         write_json(self.state / "deployment.json", {"nodes": nodes, "ports": ports})
         return ports
 
-    def _healthy(self, port: int) -> bool:
-        trust = ssl.create_default_context(cafile=str(self.certs / "ca.pem"))
+    def is_healthy(self, port: int) -> bool:
+        """Whether the SuperLink answers on this port."""
+        tls = ssl.create_default_context(cafile=str(self.certs / "ca.pem"))
         try:
-            with urllib.request.urlopen(f"https://127.0.0.1:{port}/health", timeout=5, context=trust) as answer:
+            with urllib.request.urlopen(f"https://127.0.0.1:{port}/health", timeout=5, context=tls) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
 
-    def _await(self, missing: Callable[[], list[str]], what: str, needed: Sequence[str]) -> None:
-        """Wait until nothing is missing. The needed processes must live, also when nothing is."""
+    def _wait(self, missing: Callable[[], list[str]], what: str, needed: Sequence[str]) -> None:
+        """Wait until nothing is missing. RunError if a needed process has ended, or after START_SECONDS."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             late = missing()
-            ended = [name for name in needed if processes.alive(self.state, name) is None]
+            ended = [name for name in needed if processes.running_pid(self.state, name) is None]
             if not late and not ended:
                 return
             if ended or time.monotonic() > deadline:
                 name = (ended or late)[0]
-                why = f"{name} ended" if ended else f"not within {START_SECONDS:.0f} s"
-                said = processes.last_lines(self.state, name)
-                raise RunError(f"waited for {what}, but {why}; {self.state / name}.log ends with:\n{said}")
+                reason = f"{name} ended" if ended else f"not within {START_SECONDS:.0f} s"
+                log = processes.last_lines(self.state, name)
+                raise RunError(f"waited for {what}, but {reason}; {self.state / name}.log ends with:\n{log}")
             time.sleep(0.5)

@@ -113,6 +113,15 @@ class RunRecorder:
         return {kind: report.get(kind, {}) for kind in METRIC_KINDS}
 
 
+def read_node_count(folder: Path) -> tuple[int, int] | None:
+    """How many nodes are online and how many are needed; None if the server did not have to wait for nodes."""
+    path = folder / NODES_FILE
+    if not path.exists():
+        return None
+    count = json.loads(path.read_text())
+    return count["online"], count["needed"]
+
+
 def _jsonable(value: Any) -> Any:
     """A setting for JSON, which cannot sort a mapping whose keys are numbers and texts (alpha by client id)."""
     return sorted(map(repr, value.items())) if isinstance(value, Mapping) else value

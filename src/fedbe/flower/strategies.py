@@ -8,19 +8,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import nn
 
+from fedbe.algorithms.api import SERVER_CLASSES
 from fedbe.algorithms.methods import METHODS
 from fedbe.flower.arrays import to_record
 from fedbe.flower.base_strategy import EvaluateFn, MethodStrategy
-
-PUBLIC_METHODS = {
-    "FedAvg": "fedavg",
-    "FedAvgM": "fedavgm",
-    "FedProx": "fedprox",
-    "Scaffold": "scaffold",
-    "VDistillation": "v-distillation",
-    "OneEnsemble": "1-ensemble",
-    "FedBE": "fedbe",
-}
 
 
 def _strategy_class(class_name: str, method: str) -> type[MethodStrategy]:
@@ -29,8 +20,8 @@ def _strategy_class(class_name: str, method: str) -> type[MethodStrategy]:
     return type(class_name, (MethodStrategy,), {"method_name": method, "__doc__": doc, "__module__": __name__})
 
 
-_CLASSES = {method: _strategy_class(name, method) for name, method in PUBLIC_METHODS.items()}
-globals().update({made.__name__: made for made in _CLASSES.values()})
+STRATEGY_CLASSES = {method: _strategy_class(cls.__name__, method) for method, cls in SERVER_CLASSES.items()}
+globals().update({cls.__name__: cls for cls in STRATEGY_CLASSES.values()})
 
 if TYPE_CHECKING:  # type checkers and editors do not see generated classes; a test compares this with the table
 
@@ -70,8 +61,8 @@ def strategy(name: str, model: nn.Module | Callable[[], nn.Module], **arguments:
         >>> strategy("fedbe+fedavgm", nn.Linear(3, 2), unlabeled=torch.zeros(4, 3)).method.title
         'FedBE + FedAvgM'
     """
-    made = _CLASSES.get(name) or type(MethodStrategy.__name__, (MethodStrategy,), {"method_name": name})
-    return made(model, **arguments)
+    cls = STRATEGY_CLASSES.get(name) or type(MethodStrategy.__name__, (MethodStrategy,), {"method_name": name})
+    return cls(model, **arguments)
 
 
 def resume(

@@ -1,10 +1,9 @@
-"""Submit an app to a deployment, follow it, and bring home what it made."""
+"""Submit an app to a deployment, follow its run, and read its results."""
 
 import json
 import tempfile
 import time
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +13,21 @@ import safetensors
 import tomli_w
 
 from fedbe.core.files import locked, make_folder
-from fedbe.errors import BusyError, RunError, SettingError, nearest
-from fedbe.flower.deployment import Deployment
+from fedbe.errors import BusyError, RunError
+from fedbe.experiment.run_folder import MODEL_FILE, read_rounds
+from fedbe.flower.app_config import convert_overrides, parse_overrides
+from fedbe.flower.deployment import Deployment, Print
+from fedbe.flower.recorder import NODES_FILE, REPORT_FILE, read_node_count
 
 POLL_SECONDS = 2.0
-PATIENCE_SECONDS = 60.0
-Say = Callable[[dict[str, Any]], None]
-Value = str | int | float | bool  # what Flower takes as a setting
-Nodes = Callable[[int, int], None]  # how many are online, how many the app needs
+BUSY_SECONDS = 60.0  # how long to wait for the server of a stopped run to end
+OnRound = Callable[[dict[str, Any]], None]  # receives the line of a finished round
+OnNodes = Callable[[int, int], None]  # receives how many nodes are online and how many are needed
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A run that completed: its folder, the number of rounds it has, and the report."""
+class CompletedRun:
+    """A completed run: its folder, its number of rounds, and the content of report.json."""
 
     folder: Path
     rounds: int
@@ -34,122 +35,128 @@ class Outcome:
 
 
 def submit(
-    deployment: Deployment, name: str | None, settings: Sequence[str] = (), say: Callable[[str], None] = lambda _: None
+    deployment: Deployment, name: str | None, settings: Sequence[str] = (), show: Print = lambda _: None
 ) -> tuple[int, Path]:
-    """Start the app in the deployment's folder. A name that was used before is resumed."""
+    """Start the app in the deployment's folder.
+
+    Args:
+        deployment: a deployment that is up.
+        name: the name of the run. A run of this name is resumed. None: the next free name, run-1, run-2 …
+        settings: texts KEY=VALUE, for settings in the app's pyproject.toml.
+        show: receives lines of progress. Default: none are shown.
+
+    Returns:
+        Flower's run id and the folder of the run.
+
+    Raises:
+        RunError: no deployment was started, the folder is not an app, or Flower refuses the app.
+        SettingError: a setting is unknown or has a wrong value.
+        BusyError: another process trains the run of this name.
+    """
     runs = (deployment.folder / "runs").resolve()
-    told = _told(settings)
+    overrides = parse_overrides(settings)
     deployment.check_was_up()
-    overrides = _overrides(deployment.folder, told)
-    deployment.keep_out_of_bundle(say)
-    folder = _old(runs / name, say) if name else _new(runs)
-    with tempfile.TemporaryDirectory() as place:  # a file, because Flower reads no quotes within quotes from words
-        config = Path(place) / "run.toml"
-        config.write_bytes(tomli_w.dumps(overrides | {"folder": str(folder)}).encode())
+    config = convert_overrides(deployment.folder, overrides)
+    deployment.ignore_private_folders(show)
+    folder = _named_folder(runs / name, show) if name else _new_folder(runs)
+    with tempfile.TemporaryDirectory() as temporary:  # a file, because Flower cannot parse nested quotes in arguments
+        config_file = Path(temporary) / "run.toml"
+        config_file.write_bytes(tomli_w.dumps(config | {"folder": str(folder)}).encode())
         try:
-            answer = deployment.flwr("run", str(deployment.folder.resolve()), "--run-config", str(config))
-        except BaseException:  # Ctrl-C, too
+            answer = deployment.flwr("run", str(deployment.folder.resolve()), "--run-config", str(config_file))
+        except BaseException:  # also KeyboardInterrupt
             with suppress(OSError):
-                folder.rmdir()  # unless there is something in it
+                folder.rmdir()  # only if it is empty
             raise
     return int(answer["run-id"]), folder
 
 
-def follow(deployment: Deployment, run: int, folder: Path, say: Say, nodes: Nodes = lambda *_: None) -> Outcome:
-    """Wait for the end, telling every finished round, and what changes while it waits for nodes.
+def follow(
+    deployment: Deployment, run: int, folder: Path, on_round: OnRound, on_nodes: OnNodes = lambda *_: None
+) -> CompletedRun:
+    """Wait until a run ends.
 
-    RunError if the run failed or left no model.
+    Args:
+        deployment: the deployment that the run was submitted to.
+        run: Flower's run id.
+        folder: the folder of the run.
+        on_round: called with the line of each round that finishes.
+        on_nodes: called with (online, needed) when the run waits for nodes, and at each change.
+
+    Raises:
+        RunError: the run failed, or it left no model or no report.
     """
-    told, waited = len(_lines(folder)), None
+    shown, node_count = len(read_rounds(folder)), None
     while True:
-        status = status_of(deployment, run)
-        lines = _lines(folder)
-        for line in lines[told:]:
-            say(line)
-        told = max(told, len(lines))
-        if (found := _nodes(folder)) is not None and found != waited:
-            nodes(*found)
-            waited = found
+        status = run_status(deployment, run)
+        rounds = read_rounds(folder)
+        for line in rounds[shown:]:
+            on_round(line)
+        shown = max(shown, len(rounds))
+        current_count = read_node_count(folder)
+        if current_count is not None and current_count != node_count:
+            on_nodes(*current_count)
+            node_count = current_count
         if status.startswith("finished"):
             break
         time.sleep(POLL_SECONDS)
     if status != "finished:completed":
         log = f"FLWR_HOME={deployment.state}/flwr flwr log {run} fedbe --show"
         raise RunError(f"run {run} {status.replace(':', ', ')}; read its log with: {log}")
-    _check_model(folder / "model.safetensors", run)
-    return Outcome(folder, len(lines), _report(folder / "report.json", run))
+    _check_model(folder / MODEL_FILE, run)
+    return CompletedRun(folder, len(rounds), _read_report(folder / REPORT_FILE, run))
 
 
-def status_of(deployment: Deployment, run: int) -> str:
-    """What Flower says of a run: pending, starting, running, finished:completed, finished:failed …"""
-    found = deployment.flwr("ls", "--run-id", str(run))["runs"]
-    return str(found[0]["status"])
+def run_status(deployment: Deployment, run: int) -> str:
+    """Flower's status of a run: pending, starting, running, finished:completed, finished:failed …"""
+    runs = deployment.flwr("ls", "--run-id", str(run))["runs"]
+    return str(runs[0]["status"])
 
 
 def _check_model(path: Path, run: int) -> None:
-    """A run can "complete" with nothing in its hands."""
+    """RunError if there is no model: Flower marks a run as completed even then."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             if not list(file.keys()):
                 raise RunError(f"run {run} completed with an empty model")
     except (OSError, safetensors.SafetensorError) as error:
-        raise RunError(f"run {run} completed, but left no model in {path}: {error}") from error
+        raise RunError(f"run {run} completed without a model in {path}: {error}") from error
 
 
-def _report(path: Path, run: int) -> dict[str, Any]:
+def _read_report(path: Path, run: int) -> dict[str, Any]:
     try:
         report: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise RunError(
-            f"run {run} completed, but left no report in {path}: the app's server must hand `folder` to the strategy "
+            f"run {run} completed without a report in {path}: the app's server must pass `folder` to the strategy "
             f"and call `resume`, as the example does ({error})"
         ) from error
     return report
 
 
-def _lines(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "rounds.jsonl"
-    found = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            break  # it is being written
-    return found
+def _named_folder(folder: Path, show: Print) -> Path:
+    """The folder of a named run. BusyError if another process trains it.
 
-
-def _nodes(folder: Path) -> tuple[int, int] | None:
-    """How many nodes are online and how many are needed, once the server had to wait for some."""
-    path = folder / "nodes.json"
-    if not path.exists():
-        return None
-    found = json.loads(path.read_text())
-    return found["online"], found["needed"]
-
-
-def _old(folder: Path, say: Callable[[str], None]) -> Path:
-    """The folder of a run with a name, which nobody else may be training.
-
-    The server of a run that was stopped, or whose SuperLink was, needs some seconds to end.
+    The server of a run needs some seconds to end after the run or its SuperLink was stopped.
     """
-    end, told = time.monotonic() + PATIENCE_SECONDS, False
+    deadline, shown = time.monotonic() + BUSY_SECONDS, False
     while folder.exists():
         try:
             with locked(folder):
-                (folder / "nodes.json").unlink(missing_ok=True)  # of a run that ended while it waited
+                (folder / NODES_FILE).unlink(missing_ok=True)  # of a run that ended while it waited
             break
         except BusyError:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise
-        if not told:
-            say(f"{folder} is still being trained; waiting up to {PATIENCE_SECONDS:.0f} s for that to end")
-            told = True
+        if not shown:
+            show(f"{folder} is still being trained; waiting up to {BUSY_SECONDS:.0f} s for that to end")
+            shown = True
         time.sleep(0.5)
     return folder
 
 
-def _new(runs: Path) -> Path:
-    """The next free folder, made at once: the run's server would make it much later, and others may ask meanwhile."""
+def _new_folder(runs: Path) -> Path:
+    """The next free folder, created at once: the run's server would create it later, after others may have taken it."""
     make_folder(runs)
     number = 1
     while True:
@@ -162,69 +169,3 @@ def _new(runs: Path) -> Path:
             raise RunError(f"cannot create {folder}: {error.strerror}") from error
         else:
             return folder
-
-
-def _told(settings: Sequence[str]) -> dict[str, str]:
-    if wrong := [one for one in settings if "=" not in one]:
-        raise SettingError(f"a setting must be KEY=VALUE, got '{wrong[0]}'")
-    return dict(one.split("=", 1) for one in settings)
-
-
-def _overrides(app: Path, told: Mapping[str, str]) -> dict[str, Value]:
-    """The settings as values of the kind that the app's own configuration has them in.
-
-    Flower would hand a mistyped name or a text in a number's place to the app's server, which would end with it.
-    """
-    known = _configuration(app)
-    if "folder" not in known:
-        raise RunError(
-            f'{app / "pyproject.toml"} has no `folder = ""` in [tool.flwr.app.config]: an app needs it, to be told '
-            "where its results go"
-        )
-    if strange := [key for key in told if key not in known]:
-        raise SettingError(f"the app has no setting '{strange[0]}': {nearest(strange[0], known)}")
-    return {key: _value(key, text, known[key]) for key, text in told.items()}
-
-
-def _configuration(app: Path) -> dict[str, Value]:
-    """The settings in an app's pyproject.toml, those of a table under table.name, as Flower calls them."""
-    path = app / "pyproject.toml"
-    try:
-        config = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"].get("config", {})
-        return dict(_flat(config))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path} is not that of a Flower app: {error}") from error
-
-
-def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{key}.{inner}", v) for inner, v in _flat(value))
-        else:
-            yield key, value
-
-
-def _value(key: str, text: str, default: Value) -> Value:
-    """The text as what `default` is: true or false, a number (whole or not), or a text, with or without quotes.
-
-    >>> _value("fraction", ".5", 1.0), _value("rounds", "5", 3), _value("tag", "007", ""), _value("tag", '"a b"', "")
-    (0.5, 5, '007', 'a b')
-    """
-    try:
-        if isinstance(default, bool):
-            return {"true": True, "false": False}[text]
-        if isinstance(default, int | float):
-            return float(text) if isinstance(default, float) or not _whole(text) else int(text)
-    except (KeyError, ValueError):
-        expected = "true or false" if isinstance(default, bool) else "a number"
-        raise SettingError(f"`{key}` must be {expected}, got '{text}'") from None
-    try:
-        read = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    quoted = read["value"]
-    return quoted if len(read) == 1 and isinstance(quoted, str) else text
-
-
-def _whole(text: str) -> bool:
-    return text.removeprefix("-").isdecimal()
