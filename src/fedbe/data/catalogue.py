@@ -37,7 +37,7 @@ class DatasetInfo:
         description: one line for people.
         licence: the licence that its authors state.
         read: (name, directory or archive) -> Task; None if the data set is embedded in fedbe.
-        paths: directories and archives under the data directory that hold it, the preferred one first.
+        paths: directories and archives under the data directory that may have it, the preferred one first.
         remotes: the files to download.
         file_hashes: SHA-256 of each file in the directory paths[0]; empty if the archive itself is kept.
         megabytes: size of the download.

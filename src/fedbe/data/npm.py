@@ -38,7 +38,7 @@ def cifar10() -> dict[str, bytes]:
         members = read_files(pack(Path(folder)), lambda path: PurePosixPath(path).name in wanted)
     files = {PurePosixPath(path).name: content for path, content in members.items()}
     if missing := sorted(wanted - set(files)):
-        raise DataError(f"{PACKAGE} lacks {', '.join(missing)}")
+        raise DataError(f"{PACKAGE} has no {', '.join(missing)}")
     try:
         train = np.array(json.loads(files[LABELS["train"]]), np.uint8).reshape(len(TRAIN), -1)
         test = np.array(json.loads(files[LABELS["test"]]), np.uint8)

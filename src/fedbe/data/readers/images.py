@@ -13,7 +13,7 @@ def is_deep(mode: str) -> bool:
 
 
 def eight_bit(image: Image.Image) -> Image.Image:
-    """The image with eight bits per channel. Pillow's own conversion would turn every 16-bit value above 255 white."""
+    """The image with eight bits per channel. Pillow's conversion would turn every 16-bit value above 255 white."""
     if not is_deep(image.mode):
         return image
     return Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
