@@ -9,7 +9,7 @@ ROWS = torch.arange(12.0).view(6, 2)
 
 
 class Plain(Dataset):
-    """A map-style data set whose items are what `make` makes of a row."""
+    """A map-style data set with the items `make(row)`."""
 
     def __init__(self, make, count=6):
         self.make, self.count = make, count
@@ -74,7 +74,7 @@ def test_sources_that_cannot_work(source, message):
         as_inputs(source)
 
 
-def test_whole_numbers_are_inputs_too():
+def test_integers_are_valid_inputs():
     assert as_inputs(torch.arange(4)).batch(torch.tensor([3])).tolist() == [3]
 
 
@@ -95,13 +95,13 @@ def test_augmentation_that_cannot_work():
 
 
 @pytest.mark.parametrize(
-    ("augment", "came"),
+    ("augment", "received"),
     [(lambda *_: None, "NoneType"), (lambda batch, _: batch[1:], r"\[1, 2\]"), (lambda batch, _: batch.sum(), r"\[\]")],
 )
-def test_augmentation_must_return_the_batch(rng, augment, came):
-    """A function that forgets its `return` is the commonest of them."""
+def test_augmentation_must_return_the_batch(rng, augment, received):
+    """The most common mistake is a missing `return`."""
     inputs = as_inputs(ROWS, augment=augment)
-    with pytest.raises(SettingError, match=f"a batch of 2 inputs, got {came}"):
+    with pytest.raises(SettingError, match=f"a batch of 2 inputs, got {received}"):
         inputs.batch(torch.tensor([0, 1]), rng)
 
 
@@ -109,7 +109,7 @@ def test_augmentation_must_return_the_batch(rng, augment, came):
     ("count", "size", "expected"),
     [(6, 2, [2, 2, 2]), (7, 3, [3, 4]), (5, 3, [3, 2]), (1, 4, [1]), (3, 1, [1, 1, 1]), (4, 9, [4])],
 )
-def test_a_last_batch_of_one_joins_the_one_before(count, size, expected):
+def test_a_last_batch_of_one_joins_the_batch_before(count, size, expected):
     parts = list(batches(count, size))
     assert [len(p) for p in parts] == expected
     assert torch.cat(parts).tolist() == list(range(count))

@@ -4,13 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedbe import Plan
 from fedbe.core.model_runner import ModelRunner
 from fedbe.errors import ModelError, SettingError
 
 
 @pytest.mark.parametrize("name", ["mlp-bn", "conv-gn", "dense"])
-def test_what_is_loaded_can_be_read(network, nearby, name):
+def test_a_loaded_state_can_be_read(network, nearby, name):
     module = network(name)
     runner = ModelRunner(module)
     for state in nearby(module):
@@ -19,7 +18,7 @@ def test_what_is_loaded_can_be_read(network, nearby, name):
         assert runner.read().digest() == packed.digest()
 
 
-def test_the_callers_module_is_never_touched(network, nearby):
+def test_the_callers_module_is_never_changed(network, nearby):
     module = network("mlp-bn").eval()
     before = {k: v.clone() for k, v in module.state_dict().items()}
     runner = ModelRunner(module)
@@ -37,7 +36,7 @@ def test_tied_weights_stay_tied():
     assert [n for n, _ in runner.trainable()] == ["0.weight", "0.bias", "1.bias"]
 
 
-def test_a_buffer_with_two_names_of_which_one_is_saved():
+def test_a_buffer_with_two_names_and_one_of_them_saved():
     module = nn.Linear(2, 2)
     module.register_buffer("scratch", torch.ones(3), persistent=False)
     module.register_buffer("saved", module.scratch)
@@ -47,7 +46,7 @@ def test_a_buffer_with_two_names_of_which_one_is_saved():
     assert runner.module.saved.tolist() == [5, 5, 5]
 
 
-def test_what_a_model_leaves_in_buffers_that_are_not_saved_does_not_reach_the_next_one():
+def test_unsaved_buffers_are_reset_for_the_next_model():
     module = nn.Linear(2, 2)
     module.register_buffer("seen", torch.zeros(1), persistent=False)
     runner = ModelRunner(module)
@@ -56,7 +55,7 @@ def test_what_a_model_leaves_in_buffers_that_are_not_saved_does_not_reach_the_ne
     assert runner.module.seen.tolist() == [0]
 
 
-def test_one_logit_is_too_little():
+def test_one_logit_is_not_enough():
     with pytest.raises(ModelError, match="returns one logit"):
         ModelRunner(nn.Linear(3, 1)).logits(torch.zeros(4, 3))
 
@@ -74,7 +73,7 @@ def test_the_working_precision(dtype):
     assert logits.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
-def test_whole_number_inputs_reach_an_embedding():
+def test_integer_inputs_reach_an_embedding():
     runner = ModelRunner(nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(8, 3)))
     assert runner.logits(torch.tensor([[1, 2], [3, 4]])).shape == (2, 3)
 
@@ -87,16 +86,7 @@ def test_a_module_that_cannot_be_copied():
 
 
 def test_not_a_module():
-    with pytest.raises(ModelError, match=r"`model` must be a torch.nn.Module, got dict"):
+    with pytest.raises(ModelError, match=r"torch\.nn\.Module, got dict"):
         ModelRunner({})
-    with pytest.raises(SettingError, match=r"`plan` must be a fedbe\.Plan, got 'bfloat16'"):
+    with pytest.raises(SettingError, match="`plan` must be"):
         ModelRunner(nn.Linear(2, 2), "bfloat16")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"precision": "bfloat"}, "did you mean 'bfloat16'"), ({"batch_size": 0}, "`batch_size` must be >= 1")],
-)
-def test_plans(settings, message):
-    with pytest.raises(SettingError, match=message):
-        Plan(**settings)

@@ -1,4 +1,4 @@
-"""The policy for BatchNorm: averaged, sampled, recalibrated; and measured anew after SWA."""
+"""The policy for BatchNorm: averaged, sampled or recalibrated; recomputed after SWA."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_recalibration_is_the_mean_over_batches_of_plain_inputs(network, inputs_
 
 
 def test_recalibration_is_not_random(network, inputs_for):
-    """Dropout is off, as when the model is asked, and the caller's RNG is not drawn from."""
+    """Dropout is off, as in predictions, and the caller's RNG is not used."""
     runner = ModelRunner(network("dropout-bn"), Plan(batch_size=8))
     inputs = TensorInputs(inputs_for("dropout-bn", 24))
     before = torch.get_rng_state()
@@ -92,7 +92,7 @@ def test_after_swa_the_statistics_are_those_of_the_student_on_plain_inputs(netwo
 
 @pytest.fixture
 def teach(network, inputs_for, nearby):
-    """The members that a teacher with these settings makes of three clients."""
+    """The members of an ensemble with these settings, made from three clients."""
 
     def make(**settings):
         module = network("mlp-bn")
@@ -121,7 +121,7 @@ def test_sampled(teach):
 
 
 def test_recalibrated(teach, network, inputs_for):
-    """The default: measured on the server's inputs when the member is made, whatever it is asked about later."""
+    """The default: recomputed on the server's inputs when the member is made, not on later inputs."""
     runner, _, members = teach(num_samples=2)
     _, _, plain = teach(num_samples=2, statistics="averaged")
     for member, sample in zip(members, plain, strict=True):
@@ -134,7 +134,7 @@ def test_recalibrated(teach, network, inputs_for):
         torch.testing.assert_close(named["1.running_var"], variance)
 
 
-def test_what_kept_members_answer_does_not_depend_on_what_else_is_asked(network, inputs_for, replies):
+def test_predictions_of_kept_members_do_not_depend_on_other_inputs(network, inputs_for, replies):
     module = network("mlp-bn")
     server = OneEnsemble(module, unlabeled=inputs_for("mlp-bn"), members="SC", statistics="recalibrated")
     state = server.aggregate(module.state_dict(), replies(module))
@@ -155,7 +155,7 @@ def test_calibration_batches_are_even_and_cover_all(count, size, sizes):
     assert sorted(torch.cat(parts).tolist()) == list(range(count))
 
 
-def test_inputs_that_lie_sorted_by_class_give_the_whole_variance():
+def test_inputs_sorted_by_class_give_the_full_variance():
     """Within a class the variance is 1; between the five classes it is 50."""
     draw = torch.Generator().manual_seed(0)
     inputs = torch.randn(1000, 1, generator=draw) + torch.tensor([-10.0, -5, 0, 5, 10]).repeat_interleave(200)[:, None]
@@ -165,21 +165,21 @@ def test_inputs_that_lie_sorted_by_class_give_the_whole_variance():
     assert float(runner.module[0].running_mean) == pytest.approx(float(inputs.mean()), abs=1e-5)
 
 
-def test_a_single_input_cannot_be_measured(network, inputs_for):
+def test_recalibration_needs_two_inputs(network, inputs_for):
     with pytest.raises(SettingError, match="BatchNorm cannot learn from a single input"):
         recalibrate(ModelRunner(network("mlp-bn")), TensorInputs(inputs_for("mlp-bn", 1)))
 
 
 @pytest.mark.parametrize("statistics", ["averaged", "sampled"])
 @pytest.mark.parametrize("posterior", ["gaussian", "gaussian-released"])
-def test_sampled_variances_are_never_below_zero(teach, posterior, statistics):
+def test_sampled_variances_are_never_negative(teach, posterior, statistics):
     runner, _, members = teach(num_samples=20, statistics=statistics, posterior=posterior, scale=300.0)
     slot = next(s for s in runner.layout.buffers if s.name.endswith("running_var"))
     lowest = min(float(slot.view(m.state.buffers).min()) for m in members)
     assert lowest == 0 if statistics == "sampled" else lowest >= 0
 
 
-def test_the_released_mean_can_leave_the_clients_range_and_is_mended(network, inputs_for, replies):
+def test_a_negative_variance_of_the_released_mean_is_clamped(network, inputs_for, replies):
     """A short change down and a long one sideways: last + mean length × mean direction is far below zero."""
     module = network("mlp-bn")
     one, two, _ = replies(module)
@@ -190,7 +190,7 @@ def test_the_released_mean_can_leave_the_clients_range_and_is_mended(network, in
     assert server.info.step.left_out == ()
 
 
-def test_keep_valid_touches_running_variances_only():
+def test_only_running_variances_are_clamped():
     module = nn.BatchNorm1d(2)
     module.register_buffer("other_var", torch.zeros(1))
     runner = ModelRunner(module)
@@ -201,7 +201,7 @@ def test_keep_valid_touches_running_variances_only():
     assert given.buffers.tolist() == [-1, 2, -3, 4, -5]
 
 
-def test_undecayed_are_the_parameters_of_normalisation_layers():
+def test_weight_decay_skips_normalization_layers():
     module = nn.Sequential(
         nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.GroupNorm(1, 2), nn.Sequential(nn.LayerNorm(2)),
         nn.InstanceNorm2d(2, affine=True), nn.Linear(2, 2),
@@ -211,7 +211,7 @@ def test_undecayed_are_the_parameters_of_normalisation_layers():
     assert names_without_decay(nn.BatchNorm1d(2)) == {"weight", "bias"}
 
 
-def test_layers_without_running_statistics_need_no_measuring():
+def test_layers_without_running_statistics_are_not_recalibrated():
     assert batch_norm_layers(nn.BatchNorm1d(2, track_running_stats=False)) == []
     assert len(batch_norm_layers(nn.Sequential(nn.BatchNorm1d(2), nn.GroupNorm(1, 2)))) == 1
 

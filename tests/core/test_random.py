@@ -5,7 +5,7 @@ from fedbe.core.random import derive, generator, global_rng, numpy_generator
 from fedbe.errors import SettingError
 
 
-def test_every_name_counts():
+def test_every_argument_counts():
     names = [(0, 1, "a", 1), (1, 1, "a", 1), (0, 2, "a", 1), (0, 1, "b", 1), (0, 1, "a", 2), (0, 1, "a", "1"), (0, 11)]
     assert len({derive(*n) for n in names}) == len(names)
     assert all(0 <= derive(*n) < 2**63 for n in names)
@@ -24,7 +24,7 @@ def test_a_seed_is_a_whole_number(seed):
         derive(seed)
 
 
-def test_the_global_rng_is_borrowed_and_given_back():
+def test_the_global_rng_is_seeded_and_restored():
     torch.manual_seed(3)
     before = torch.get_rng_state()
     with global_rng(generator(1)):

@@ -72,15 +72,15 @@ def test_alpha_must_be_a_positive_number(fitted, alpha):
         fitted(alpha)
 
 
-def test_whole_numbers_may_be_written_as_texts(update):
-    """As the keys of TOML are."""
+def test_client_ids_may_be_written_as_strings(update):
+    """The keys of TOML are strings."""
     clients = [update(i, torch.eye(3)[i]) for i in range(3)]
-    told = Dirichlet.fit(clients, alpha={"0": 1.0, "1": 2.0, 2: 3.0})
-    assert told.alpha.tolist() == [1.0, 2.0, 3.0]
+    posterior = Dirichlet.fit(clients, alpha={"0": 1.0, "1": 2.0, 2: 3.0})
+    assert posterior.alpha.tolist() == [1.0, 2.0, 3.0]
 
 
 def test_alpha_must_name_every_client(fitted):
-    with pytest.raises(SettingError, match="`alpha` must name every client, got none for 'c'"):
+    with pytest.raises(SettingError, match="none for 'c'"):
         fitted({"a": 1.0, "b": 1.0})
 
 

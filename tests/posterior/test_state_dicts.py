@@ -97,6 +97,11 @@ class TestWrongUse:
         with pytest.raises(StateError, match="`updates` is empty"):
             posterior.fit([])
 
+    @pytest.mark.parametrize("updates", [[{"w": torch.zeros(1)}], [ClientUpdate({"w": torch.zeros(1)}, 1), None]])
+    def test_something_else_than_an_update(self, posterior, updates):
+        with pytest.raises(StateError, match="must be a ClientUpdate"):
+            posterior.fit(updates)
+
     def test_packed_states_have_no_names(self, posterior, update):
         fitted = posterior.fit([update(0, [1.0]), update(1, [2.0])])
         assert fitted.mean_state.params.tolist() == [1.5]

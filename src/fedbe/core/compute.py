@@ -84,7 +84,8 @@ def cores() -> int:
     """The number of cores that this process may use: `taskset` or a container's quota can lower it."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
-        quota, period = CPU_QUOTA.read_text().split()  # "150000 100000" is one core and a half; "max" is no limit
+        # "150000 100000" is one and a half cores; "max 100000" is unlimited.
+        quota, period = CPU_QUOTA.read_text().split()
         return available if quota == "max" else min(available, math.ceil(int(quota) / int(period)))
     except (OSError, ValueError):
         return available

@@ -73,7 +73,7 @@ class _Group:
         self._velocities.update(zip(indices, velocities, strict=True))
 
     def _velocities_of(self, indices: list[int]) -> list[Tensor | None]:
-        """The velocities for the kernel, which takes either all of them or none; it fills in those that are None."""
+        """The velocities for the kernel. It takes a tensor for each parameter, or None for each and fills them in."""
         velocities = [self._velocities.get(i) for i in indices]
         if all(v is None for v in velocities):
             return velocities

@@ -115,6 +115,7 @@ def pack_updates(
     first = next(stream, None)
     if first is None:
         raise StateError("`updates` is empty, so there is nothing to fit")
+    _check_type(first)
     layout = Layout(model) if isinstance(model, nn.Module) else model
     if layout is None and not isinstance(first.state, ModelState):
         layout = Layout(first.state)
@@ -122,6 +123,7 @@ def pack_updates(
 
 
 def _packed(update: ClientUpdate | Update, layout: Layout | None) -> Update:
+    _check_type(update)
     if isinstance(update, Update):
         return update
     what = f"the state of client {update.client_id!r}"
@@ -132,6 +134,11 @@ def _packed(update: ClientUpdate | Update, layout: Layout | None) -> Update:
             return Update(client_id, update.state, num_examples, {})
         raise StateError(f"{what} must be a ModelState, as the first one is, got {type(update.state).__name__}")
     return Update(client_id, layout.packed(update.state, what), num_examples, {})
+
+
+def _check_type(update: object) -> None:
+    if not isinstance(update, ClientUpdate | Update):
+        raise StateError(f"an update must be a ClientUpdate, got {type(update).__name__}")
 
 
 def check_scale(scale: float) -> float:
