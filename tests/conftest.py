@@ -1,4 +1,4 @@
-"""What many tests share: small states, small networks, clients around a global model."""
+"""Shared fixtures: small states, small networks, clients near a global model, hand-written runs."""
 
 import json
 import os
@@ -24,7 +24,7 @@ State = dict[str, Tensor]
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> Iterator[None]:
-    """The tensors are small and xdist owns the cores."""
+    """Tensors in tests are small, and xdist uses the cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -50,7 +50,7 @@ def state() -> Callable[..., ModelState]:
 
 @pytest.fixture
 def update(state: Callable[..., ModelState]) -> Callable[..., Update]:
-    """update(client, params, examples): what the guard would let in."""
+    """update(client, params, examples): an update that the guard has admitted."""
 
     def make(client: int | str, params: object, examples: float = 1.0, **extras: Tensor) -> Update:
         return Update(client, state(params), float(examples), extras)
@@ -78,7 +78,7 @@ def _dense() -> nn.Module:
 
 
 def _dropout_bn() -> nn.Module:
-    """Dropout before BatchNorm: whatever draws masks out of turn shows in the running statistics."""
+    """Dropout before BatchNorm: a mask that is drawn out of order changes the running statistics."""
     return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
 
@@ -105,7 +105,7 @@ def network() -> Callable[[str], nn.Module]:
 
 @pytest.fixture
 def inputs_for() -> Callable[..., Tensor]:
-    """inputs_for("mlp-bn", 24): random inputs that fit a network."""
+    """inputs_for("mlp-bn", 24): random inputs for that network."""
 
     def make(name: str, count: int = 24, seed: int = 11) -> Tensor:
         return torch.randn(count, *_NETWORKS[name][1], generator=torch.Generator().manual_seed(seed))
@@ -115,11 +115,11 @@ def inputs_for() -> Callable[..., Tensor]:
 
 @pytest.fixture
 def nearby() -> Callable[..., list[State]]:
-    """nearby(module, 3): valid states around a module's own, each another one; counters grow."""
+    """nearby(module, 3): different valid states near that of a module; counters grow."""
 
     def make(module: nn.Module, count: int = 3, spread: float = 0.1, seed: int = 5) -> list[State]:
         draw = torch.Generator().manual_seed(seed)
-        found: list[State] = []
+        states: list[State] = []
         for i in range(count):
             moved: State = {}
             for name, tensor in module.state_dict().items():
@@ -130,8 +130,8 @@ def nearby() -> Callable[..., list[State]]:
                 moved[name] = tensor + noise.to(tensor.dtype)
                 if "running_var" in name:
                     moved[name].clamp_(min=1e-2)
-            found.append(moved)
-        return found
+            states.append(moved)
+        return states
 
     return make
 
@@ -153,7 +153,7 @@ def replies(nearby: Callable[..., list[State]]) -> Callable[..., list[ClientUpda
 
 @pytest.fixture
 def same() -> Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], bool]:
-    """Are two named states equal to the bit?"""
+    """Whether two named states are equal bit for bit."""
 
     def compare(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
         return list(a) == list(b) and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a)
@@ -161,7 +161,7 @@ def same() -> Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], bool]:
     return compare
 
 
-# Runs whose numbers were written by hand, so that every number of a report can be worked out.
+# Runs with numbers written by hand, so that every number of a report can be worked out.
 Make = Callable[..., Path]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
@@ -175,7 +175,7 @@ def quality(accuracy: float, confidence: float = 0.5, ece: float = 0.25) -> dict
 
 
 def record(number: int, accuracy: float, **more: Any) -> dict[str, Any]:
-    """A line of rounds.jsonl as FedAvg writes it, when an ensemble is measured too."""
+    """A line of rounds.jsonl of FedAvg, with the ensemble measured too."""
     return {
         "round": number,
         "lr": 0.1,
@@ -193,7 +193,7 @@ def record(number: int, accuracy: float, **more: Any) -> dict[str, Any]:
 
 
 def distilled(number: int, accuracy: float) -> dict[str, Any]:
-    """The same as FedBE writes it."""
+    """A line of rounds.jsonl of FedBE."""
     seconds = {"train": 0.5, "guard": 0.01, "mean": 0.03, "fit": 0.06, "ensemble": 0.1, "distill": 0.3, "evaluate": 0.9}
     more = {"seconds": {**seconds, "test": 0.2, "round": 2.1}, "test_average": quality(accuracy - 0.02)}
     return record(number, accuracy, **more)
@@ -206,7 +206,7 @@ def recipe() -> Recipe:
 
 @pytest.fixture
 def make_run(tmp_path: Path, recipe: Recipe) -> Make:
-    """make_run("name", "fedavg", [0.5, 0.6, 0.7], seed=1): a run with these accuracies, finished if it has all."""
+    """make_run("name", "fedavg", [0.5, 0.6, 0.7], seed=1): a run with these accuracies, finished if complete."""
 
     def make(name: str, method: str, accuracies: Sequence[float], seed: int = 0, recipe: Recipe = recipe) -> Path:
         folder = run_folder.create(tmp_path / name, recipe, method, seed, "float32")
@@ -242,16 +242,16 @@ def comparison(tmp_path: Path, recipe: Recipe) -> Path:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """A real Chromium; without one the tests are skipped, but not in CI."""
-    found = next((path for name in CHROMIUM if (path := shutil.which(name))), None)
-    if found is None:
-        reason = "no Chromium on this machine: apt-get install chromium"
+    """A real Chromium. Without one, tests are skipped, except in CI."""
+    executable = next((path for name in CHROMIUM if (path := shutil.which(name))), None)
+    if executable is None:
+        reason = "Chromium is not installed: apt-get install chromium"
         if os.environ.get("CI"):
             pytest.fail(f"{reason}; CI must not skip these tests")
         pytest.skip(reason)
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=found, args=FLAGS)
-        yield running
-        running.close()
+        chromium = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        yield chromium
+        chromium.close()

@@ -1,4 +1,4 @@
-"""What every row of the catalogue promises, whatever it computes."""
+"""What every method guarantees, whatever it computes."""
 
 import copy
 
@@ -10,7 +10,7 @@ from fedbe.algorithms import methods
 
 QUICK = {"distill_epochs": 2, "distill_batch_size": 8, "num_samples": 3}
 NETWORKS = ("mlp-bn", "conv-gn", "dropout-bn")
-RANDOM = {n for n, m in methods.METHODS.items() if "distill_until" in m.settings()}  # the order of batches, at least
+RANDOM = {n for n, m in methods.METHODS.items() if "distill_until" in m.settings()}  # they shuffle batches, at least
 SAMPLES = {n for n in RANDOM if "S" in methods.METHODS[n].settings()["members"]}
 
 pytestmark = [pytest.mark.parametrize("method", methods.METHODS), pytest.mark.parametrize("name", NETWORKS)]
@@ -18,12 +18,12 @@ pytestmark = [pytest.mark.parametrize("method", methods.METHODS), pytest.mark.pa
 
 @pytest.fixture
 def make(network, inputs_for, name, method):
-    """make(seed=…): a fresh server for this method and network."""
+    """make(seed=…): a new server for this method and network."""
 
-    def build(**arguments):
+    def build(**options):
         known = methods.METHODS[method].settings()
         quick = {k: v for k, v in QUICK.items() if k in known}
-        return fedbe.server(method, network(name), unlabeled=inputs_for(name), total_clients=5, **(quick | arguments))
+        return fedbe.server(method, network(name), unlabeled=inputs_for(name), total_clients=5, **(quick | options))
 
     return build
 
@@ -42,7 +42,7 @@ def test_names_dtypes_shapes_and_finite_numbers(make, network, replies, name):
     assert all(float(v.min()) >= 0 for k, v in state.items() if k.endswith("running_var"))
 
 
-def test_nothing_given_is_changed(network, inputs_for, replies, name, method):
+def test_no_argument_is_changed(network, inputs_for, replies, name, method):
     module = network(name).train()
     given, updates, inputs = module.state_dict(), replies(module), inputs_for(name)
     before = copy.deepcopy((given, [(u.state, u.num_examples, u.extras) for u in updates], inputs))
@@ -57,13 +57,13 @@ def test_nothing_given_is_changed(network, inputs_for, replies, name, method):
     assert module.training
     assert all(p.grad is None for p in module.parameters())
     assert torch.equal(torch.get_rng_state(), rng)
-    # and the result shares no memory with what was given, so that it may be changed in place
+    # The result shares no memory with the arguments, so the caller may change it in place.
     for tensor in state.values():
         tensor.zero_()
     torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
-def test_the_seed_decides(make, network, replies, same, name, method):
+def test_the_result_is_a_function_of_the_seed(make, network, replies, same, name, method):
     module = network(name)
     torch.manual_seed(1)
     one = make(seed=3).aggregate(module.state_dict(), replies(module))
@@ -95,15 +95,15 @@ def test_memory_is_returned_and_never_changed(make, network, replies, name):
     server = make()
     state = server.aggregate(module.state_dict(), replies(module))
     first = server.memory
-    kept = {k: v.clone() for k, v in first.items()}
+    copy_of_first = {k: v.clone() for k, v in first.items()}
     server.aggregate(state, replies(module))
-    assert all(torch.equal(first[k], kept[k]) for k in kept)
-    if kept:
+    assert all(torch.equal(first[k], copy_of_first[k]) for k in copy_of_first)
+    if copy_of_first:
         assert server.memory is not first
-        assert any(not torch.equal(server.memory[k], kept[k]) for k in kept)
+        assert any(not torch.equal(server.memory[k], copy_of_first[k]) for k in copy_of_first)
 
 
-def test_memory_and_round_are_all_that_a_run_needs_to_go_on(make, network, replies, same, name):
+def test_memory_and_round_are_enough_to_resume(make, network, replies, same, name):
     module = network(name)
     straight = make()
     state = straight.aggregate(module.state_dict(), replies(module))
@@ -116,21 +116,21 @@ def test_memory_and_round_are_all_that_a_run_needs_to_go_on(make, network, repli
     assert resumed.round == 2
 
 
-def test_one_client_is_its_own_average(make, network, replies, same, name, method):
+def test_the_average_of_one_client_is_that_client(make, network, replies, same, name, method):
     module = network(name)
     (only,) = replies(module, ids=(0,))
     if method not in RANDOM:
         assert same(make().aggregate(module.state_dict(), [only]), dict(only.state))
         return
-    told = {"sharpening": 1.0}
-    state = make(members="A", **told).aggregate(module.state_dict(), [only])
-    assert same(state, make(members="C", **told).aggregate(module.state_dict(), [only]))
-    if name == "conv-gn":  # no statistics: learning its own predictions moves nothing (the appendix)
+    plain = {"sharpening": 1.0}
+    state = make(members="A", **plain).aggregate(module.state_dict(), [only])
+    assert same(state, make(members="C", **plain).aggregate(module.state_dict(), [only]))
+    if name == "conv-gn":  # without statistics, learning its own predictions changes nothing (appendix)
         for key in state:
             torch.testing.assert_close(state[key], only.state[key], rtol=0, atol=1e-5)
 
 
-def test_the_report(make, network, replies, name, method):
+def test_info_describes_the_round(make, network, replies, name, method):
     module = network(name)
     labels = torch.arange(24) % 3
     server = make(labels=labels)
