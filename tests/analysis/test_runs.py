@@ -1,4 +1,4 @@
-"""Folders become studies: what may stand in one chart, and what is left out."""
+"""Run folders are grouped: which runs share a chart, and which are left out."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,7 @@ from fedbe.report.chart import Point
 from fedbe.report.curves import percent
 
 
-def test_a_comparison_is_a_study_in_the_order_asked_for(comparison: Path) -> None:
+def test_a_comparison_is_a_group_in_the_requested_order(comparison: Path) -> None:
     (group,) = read_groups([comparison])
     assert [(t.info.method, t.info.seed) for t in group.runs] == [
         ("fedavg", 0),
@@ -33,7 +33,7 @@ def test_mean_and_band_by_round(comparison: Path) -> None:
     assert [p.y for p in points] == pytest.approx([52, 62, 72])
 
 
-def test_runs_of_one_recipe_share_a_study_and_others_do_not(make_run) -> None:
+def test_runs_of_one_recipe_are_one_group(make_run) -> None:
     a, b = make_run("a", "fedbe", [0.5, 0.6, 0.7]), make_run("b", "fedavg", [0.5, 0.6, 0.7])
     other = make_run("c", "fedavg", [0.5, 0.6], recipe=load_recipe("digits", ("training.rounds=2", "split.clients=4")))
     first, second = read_groups([a, b, other])
@@ -41,21 +41,21 @@ def test_runs_of_one_recipe_share_a_study_and_others_do_not(make_run) -> None:
     assert [t.folder for t in second.runs] == [other]
 
 
-def test_the_same_seed_counts_once_and_that_is_said(make_run) -> None:
+def test_a_seed_counts_once_and_a_note_says_so(make_run) -> None:
     late, whole = make_run("late", "fedavg", [0.1]), make_run("whole", "fedavg", [0.5, 0.6, 0.7])
     (group,) = read_groups([late, whole])
     assert [t.folder for t in group.runs] == [whole]
     assert group.notes == (f"{late} is left out: {whole} has the same recipe, method and seed.",)
 
 
-def test_find_takes_comparisons_whole_and_single_runs(make_run, comparison: Path, tmp_path: Path) -> None:
+def test_find_folders_returns_comparisons_and_single_runs(make_run, comparison: Path, tmp_path: Path) -> None:
     single = make_run("deeper/single", "fedavg", [0.5])
     assert find_folders(tmp_path) == [comparison, single]
-    with pytest.raises(RunError, match="there are no runs below"):
+    with pytest.raises(RunError, match="no runs below"):
         find_folders(tmp_path / "nowhere")
 
 
-def test_what_cannot_be_read_is_named(make_run, tmp_path: Path) -> None:
+def test_unreadable_folders_are_named(make_run, tmp_path: Path) -> None:
     good, bad = make_run("good", "fedavg", [0.5]), make_run("bad", "fedavg", [0.5])
     (bad / "run.json").write_text("{")
     broken = tmp_path / "broken"

@@ -1,4 +1,4 @@
-"""Figure 1b from a real run: the last round's clients, trained again, are those that the run had."""
+"""Figure 1b from a real run: training the last round again gives the clients of the run."""
 
 import json
 from pathlib import Path
@@ -31,18 +31,18 @@ def chart_of(folder: Path) -> tuple[Chart | None, tuple[str, ...]]:
     return next((c for c in section.charts if c.id == "triangle"), None), section.missing
 
 
-def test_corners_and_centre_are_what_the_run_measured(swissroll: Path) -> None:
+def test_corners_and_centre_equal_the_recorded_accuracies(swissroll: Path) -> None:
     chart, _ = chart_of(swissroll)
     assert chart is not None
     last = run_folder.read_rounds(swissroll)[-1]
-    told = {d.label for d in chart.panels[0].dots if d.role in ("corner", "centre")}
+    labels = {d.label for d in chart.panels[0].dots if d.role in ("corner", "centre")}
     expected = {f"client {c}: {100 * last['test_clients'][f'client {c}']['accuracy']:.1f} %" for c in range(3)}
-    assert told == expected | {f"FedAvg: {100 * last['test']['accuracy']:.1f} %"}
+    assert labels == expected | {f"FedAvg: {100 * last['test']['accuracy']:.1f} %"}
     assert "n = 1 run: FedAvg, seed 0, round 3" in chart.caption
     assert "α = 0.5" in chart.caption
 
 
-def test_three_hundred_samples_lie_inside_and_the_colour_is_accuracy(swissroll: Path) -> None:
+def test_samples_are_inside_and_their_colour_is_accuracy(swissroll: Path) -> None:
     chart, _ = chart_of(swissroll)
     assert chart is not None
     dots = chart.panels[0].dots
@@ -63,8 +63,8 @@ def test_the_star_is_the_best_sample(swissroll: Path) -> None:
     assert best.label.removeprefix("best: ") == twin.label.rpartition(": ")[2]
 
 
-def test_ten_that_vote_are_judged_by_their_mean_probabilities(swissroll: Path) -> None:
-    """Eleven models: the vote of the first ten, and that of the last alone, count half each."""
+def test_votes_of_ten_use_mean_probabilities(swissroll: Path) -> None:
+    """Eleven models make two votes, of the first ten and of the last one, which count half each."""
     rerun = rerun_last_round(read_run(swissroll))
     states = [u.state for u in rerun.round.updates] * 3 + [rerun.draft.state] * 2
     judged = simplex.judge(rerun, states)
@@ -76,15 +76,15 @@ def test_ten_that_vote_are_judged_by_their_mean_probabilities(swissroll: Path) -
     assert judged.accuracies[10] == pytest.approx(100 * alone)
 
 
-def test_a_pool_replays_the_same_clients(swissroll: Path) -> None:
-    here = rerun_last_round(read_run(swissroll))
+def test_a_pool_reruns_the_same_clients(swissroll: Path) -> None:
+    serial = rerun_last_round(read_run(swissroll))
     with ProcessPool(1) as pool:
-        there = rerun_last_round(read_run(swissroll), pool)
-    for a, b in zip(here.round.updates, there.round.updates, strict=True):
+        pooled = rerun_last_round(read_run(swissroll), pool)
+    for a, b in zip(serial.round.updates, pooled.round.updates, strict=True):
         assert a.state.params.equal(b.state.params)
 
 
-def test_another_training_is_not_passed_off_as_the_run_s(swissroll: Path) -> None:
+def test_a_rerun_with_another_loss_is_refused(swissroll: Path) -> None:
     path = swissroll / "rounds.jsonl"
     before = path.read_text()
     lines = [json.loads(line) for line in before.splitlines()]
@@ -98,7 +98,7 @@ def test_another_training_is_not_passed_off_as_the_run_s(swissroll: Path) -> Non
     assert any("has another loss" in m for m in missing)
 
 
-def test_without_the_checkpoint_there_is_a_sentence(swissroll: Path) -> None:
+def test_a_missing_checkpoint_is_explained(swissroll: Path) -> None:
     path = swissroll / "checkpoint-000002.safetensors"
     path.rename(path.with_suffix(".away"))
     try:
@@ -106,4 +106,4 @@ def test_without_the_checkpoint_there_is_a_sentence(swissroll: Path) -> None:
     finally:
         path.with_suffix(".away").rename(path)
     assert chart is None
-    assert any("has no checkpoint of the round before the last" in m for m in missing)
+    assert any("has no checkpoint" in m for m in missing)

@@ -1,4 +1,4 @@
-"""`fedbe report` and `fedbe watch` as a user meets them."""
+"""`fedbe report` and `fedbe watch` as commands."""
 
 import re
 import signal
@@ -25,17 +25,17 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 @pytest.mark.e2e
-def test_a_report_lies_in_the_folder_of_its_run(
+def test_a_report_is_written_into_the_folder_of_its_run(
     comparison: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert call(monkeypatch, "report", str(comparison), "--figures", str(tmp_path / "f"), "--format", "svg") == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"report: {comparison / 'report.html'}"
-    assert f"picture: {tmp_path / 'f' / 'accuracy.svg'}" in said
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"report: {comparison / 'report.html'}"
+    assert f"picture: {tmp_path / 'f' / 'accuracy.svg'}" in lines
     assert "FedBE is 11.0" in (comparison / "report.html").read_text()
 
 
-def test_all_takes_everything_and_names_what_it_cannot_read(
+def test_all_includes_everything_and_names_unreadable_folders(
     make_run, comparison: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     single, bad = make_run("single", "scaffold", [0.5]), make_run("bad", "fedavg", [0.5])
@@ -46,19 +46,19 @@ def test_all_takes_everything_and_names_what_it_cannot_read(
     assert all(word in text for word in (comparison.name, single.name, f"{bad} is left out"))
 
 
-def test_a_port_that_is_taken_is_said(make_run, monkeypatch, capsys) -> None:
+def test_a_used_port_is_an_error(make_run, monkeypatch, capsys) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert call(monkeypatch, "watch", str(make_run("a", "fedavg", [0.5])), "--port", str(port)) == 1
     assert f"cannot serve on 127.0.0.1:{port}" in capsys.readouterr().err
 
 
-def test_watch_is_for_this_machine_and_this_name_only(make_run) -> None:
+def test_watch_serves_this_machine_only(make_run) -> None:
     with serve(Page(make_run("a", "fedavg", [0.5])), 0) as server:
         assert server.server_address[0] == "127.0.0.1"
 
 
-def test_a_tab_that_is_closed_at_any_moment_is_no_error(make_run, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_tab_is_not_an_error(make_run, capfd: pytest.CaptureFixture[str]) -> None:
     with serve(Page(make_run("a", "fedavg", [0.5])), 0) as server:
         server.daemon_threads = False  # so that server_close waits for them
         threading.Thread(target=server.serve_forever).start()
@@ -78,16 +78,16 @@ def test_a_tab_that_is_closed_at_any_moment_is_no_error(make_run, capfd: pytest.
 def test_watch_serves_the_page_until_ctrl_c(make_run) -> None:
     folder = make_run("a", "fedavg", [0.5])
     command = [sys.executable, "-u", "-m", "fedbe", "watch", str(folder)]
-    # A shell that puts the tests into the background makes them, and what they start, deaf to Ctrl-C.
-    hearing = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    # A background shell makes its children ignore SIGINT.
+    listen_to_ctrl_c = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hearing
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_ctrl_c
     ) as process:
         try:
             assert process.stdout is not None
-            found = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
-            assert found is not None
-            address = found[0]
+            match = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
+            assert match is not None
+            address = match[0]
             with urllib.request.urlopen(address) as reply:
                 assert "Unfinished: FedAvg has done 1 of 3 rounds" in reply.read().decode()
             foreign = urllib.request.Request(address, headers={"Host": "evil.example"})
@@ -100,10 +100,10 @@ def test_watch_serves_the_page_until_ctrl_c(make_run) -> None:
             missing.value.close()
             assert missing.value.code == 404
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=20)
+            _, stderr = process.communicate(timeout=20)
         finally:
             process.kill()
-    assert (process.returncode, said) == (0, "watch ended; the run is not affected\n")
+    assert (process.returncode, stderr) == (0, "watch ended; the run is not affected\n")
 
 
 def test_the_version_changes_with_the_files_and_only_then(make_run) -> None:

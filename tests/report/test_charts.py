@@ -1,4 +1,4 @@
-"""Every number of a chart, from records that were written by hand."""
+"""Every number of a chart, from hand-written records."""
 
 import json
 from pathlib import Path
@@ -33,14 +33,14 @@ def test_the_table_of_a_comparison(comparison: Path) -> None:
     assert section.certainty == "Paired over n = 2 seeds, p = 0.058: that may be chance: try more seeds."
 
 
-def test_a_method_s_own_brackets_stay_in_the_headline(make_run) -> None:
+def test_brackets_of_a_method_title_stay_in_the_headline(make_run) -> None:
     runs = [make_run("a", "fedavg", [0.1, 0.2, 0.5]), make_run("b", "fedbe-sgd", [0.1, 0.2, 0.6])]
     section = section_of(*runs)
     assert section.finding == "FedBE (w/o SWA) is 10.0 points above FedAvg"
     assert section.certainty == "Too few seeds to say how sure that is: n = 1."
 
 
-def test_every_chart_is_there_and_says_its_seeds(comparison: Path) -> None:
+def test_every_chart_exists_and_states_its_seeds(comparison: Path) -> None:
     charts = charts_of(comparison)
     assert set(charts) == {
         *("accuracy", "teachers", "calibration", "confidence"),
@@ -80,7 +80,7 @@ def test_calibration(comparison: Path) -> None:
     assert charts["confidence"].title == "FedBE is underconfident by 22.0 points"
 
 
-def test_time_of_the_server_is_its_own_work_only(comparison: Path) -> None:
+def test_server_time_excludes_training_and_evaluation(comparison: Path) -> None:
     charts = charts_of(comparison)
     seconds = {p.title: {b.method: b.value for b in p.bars} for p in charts["seconds"].panels}
     assert seconds["ensemble"] == pytest.approx({"fedbe": 0.16})
@@ -98,16 +98,16 @@ def test_memory_is_the_largest_round_and_bytes_go_both_ways(comparison: Path) ->
     assert charts["bytes"].title == "A round sends 5 kB"
 
 
-def test_the_split_is_that_of_the_run(comparison: Path, recipe) -> None:
+def test_the_split_equals_the_run_s(comparison: Path, recipe) -> None:
     from fedbe.experiment.federation import prepare
 
     drawn = charts_of(comparison)["split"].panels[0]
     federation = prepare(recipe, 0)
-    assert [sum(row) for row in drawn.counts] == [len(own) for own in federation.clients]
+    assert [sum(row) for row in drawn.counts] == [len(indices) for indices in federation.clients]
     assert drawn.counts[2][3] == int((federation.labels[federation.clients[2]] == 3).sum())
 
 
-def test_an_unfinished_run_is_shown_and_called_so(make_run) -> None:
+def test_an_unfinished_run_is_shown_as_unfinished(make_run) -> None:
     section = section_of(make_run("late", "fedavg", [0.4, 0.5]))
     assert section.finding == "Unfinished: FedAvg has done 2 of 3 rounds"
     assert section.results.rows == (("FedAvg", "–", "0", "unfinished: 0"),)
@@ -115,7 +115,7 @@ def test_an_unfinished_run_is_shown_and_called_so(make_run) -> None:
     assert "Unfinished: FedAvg, seed 0: 2 of 3 rounds." in section.about
 
 
-def test_a_half_finished_comparison_pairs_only_what_is_there(comparison: Path) -> None:
+def test_an_unfinished_comparison_pairs_only_finished_runs(comparison: Path) -> None:
     cell = comparison / "fedbe-seed1"
     info = json.loads((cell / "run.json").read_text()) | {"finished": None, "final": None}
     (cell / "run.json").write_text(json.dumps(info))
@@ -130,8 +130,8 @@ def test_a_half_finished_comparison_pairs_only_what_is_there(comparison: Path) -
     assert "some seeds have fewer rounds" in accuracy.note
 
 
-def test_only_seeds_that_all_methods_have_say_who_is_best(make_run) -> None:
-    """FedAvg has 80 and 40 %, FedBE only the first seed, with 70 %: behind on it, though 70 is above the mean of 60."""
+def test_the_best_method_is_chosen_on_common_seeds(make_run) -> None:
+    """FedAvg: 80 and 40 %. FedBE: 70 % on the first seed only, which is below 80 but above the mean of 60."""
     uneven = [make_run(f"a{seed}", "fedavg", [0.1, 0.2, end], seed) for seed, end in enumerate((0.8, 0.4))]
     section = section_of(*uneven, make_run("b0", "fedbe", [0.1, 0.2, 0.7]))
     assert section.finding == "FedAvg is best on seed 0, with 80.0 %"
@@ -140,26 +140,26 @@ def test_only_seeds_that_all_methods_have_say_who_is_best(make_run) -> None:
     assert section.charts[0].title == "FedAvg reaches the highest accuracy, 80.0 % after 3 rounds"
 
 
-def test_without_a_seed_that_all_have_nobody_is_best(make_run) -> None:
+def test_without_a_common_seed_no_method_is_best(make_run) -> None:
     section = section_of(make_run("a", "fedavg", [0.1, 0.2, 0.8], 0), make_run("b", "fedbe", [0.1, 0.2, 0.7], 1))
     assert section.finding == "The methods have no seed in common"
     assert section.results.bold == ()
     assert [section.charts[i].title for i in (0, 2)] == ["Test accuracy by round", "Calibration error by round"]
 
 
-def test_who_is_ahead_is_said_of_a_round_that_all_have(make_run) -> None:
-    """FedBE has played one round of three and is ahead in it; FedAvg has ended higher."""
+def test_unfinished_methods_are_compared_in_their_last_common_round(make_run) -> None:
+    """FedBE has one round of three and is ahead in it; FedAvg has a higher final accuracy."""
     section = section_of(make_run("a", "fedavg", [0.3, 0.5, 0.6]), make_run("b", "fedbe", [0.4]))
     assert section.charts[0].title == "FedBE reaches the highest accuracy so far, 40.0 % after 1 round"
 
 
-def test_recipes_of_other_names_that_say_the_same_are_one_study(make_run, recipe) -> None:
+def test_recipes_with_equal_settings_and_other_names_are_one_group(make_run, recipe) -> None:
     other = recipe.model_copy(update={"name": "mine", "summary": "words"})
     runs = make_run("a", "fedavg", [0.1, 0.2, 0.5]), make_run("b", "fedbe", [0.1, 0.2, 0.6], recipe=other)
     assert section_of(*runs).finding == "FedBE is 10.0 points above FedAvg"
 
 
-def test_a_shipped_recipe_that_was_changed_says_how(make_run) -> None:
+def test_changes_to_a_shipped_recipe_are_listed(make_run) -> None:
     from fedbe.experiment.recipe_files import load_recipe
 
     about = section_of(make_run("a", "fedavg", [0.1, 0.2, 0.5])).about
@@ -169,7 +169,7 @@ def test_a_shipped_recipe_that_was_changed_says_how(make_run) -> None:
     assert as_shipped[0] == f"Recipe digits: {plain.summary}."
 
 
-def test_looking_at_a_run_calls_no_function_that_it_names(make_run, recipe, tmp_path, monkeypatch) -> None:
+def test_a_report_does_not_call_a_function_that_a_recipe_names(make_run, recipe, tmp_path, monkeypatch) -> None:
     lines = ("import pathlib", "def go():", "    pathlib.Path('called').touch()", "    raise SystemExit")
     (tmp_path / "helper.py").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
@@ -181,7 +181,7 @@ def test_looking_at_a_run_calls_no_function_that_it_names(make_run, recipe, tmp_
         build_sections(read_groups([tmp_path / "mine"]), trusted=True)
 
 
-def test_without_a_vote_the_caption_names_none(make_run) -> None:
+def test_without_an_ensemble_the_caption_does_not_name_it(make_run) -> None:
     folders = make_run("a", "fedavg", [0.4]), make_run("b", "fedbe", [0.4])
     for folder in folders:
         line = json.loads((folder / "rounds.jsonl").read_text())
@@ -192,14 +192,14 @@ def test_without_a_vote_the_caption_names_none(make_run) -> None:
     assert chart.note.startswith("Not shown: FedAvg.")
 
 
-def test_a_run_without_a_round_says_what_is_missing(make_run) -> None:
+def test_a_run_without_rounds_lists_what_is_missing(make_run) -> None:
     section = section_of(make_run("new", "fedavg", []))
     assert [c.id for c in section.charts] == ["split"]
     assert any("Accuracy by round is not shown" in sentence for sentence in section.missing)
     assert len(section.missing) == 8
 
 
-def test_without_an_ensemble_that_is_said(make_run) -> None:
+def test_a_missing_ensemble_is_explained(make_run) -> None:
     folder = make_run("plain", "fedavg", [0.4])
     line = json.loads((folder / "rounds.jsonl").read_text())
     del line["test_ensemble"], line["memory_mb"]
@@ -211,22 +211,22 @@ def test_without_an_ensemble_that_is_said(make_run) -> None:
     ]
 
 
-def test_what_is_no_number_is_missing_not_drawn(make_run) -> None:
+def test_nan_is_left_out(make_run) -> None:
     folder = make_run("wild", "fedavg", [0.4, 0.5])
     text = (folder / "rounds.jsonl").read_text().replace('"ece": 0.25', '"ece": NaN', 1)
     (folder / "rounds.jsonl").write_text(text)
     assert [p.x for p in charts_of(folder)["calibration"].panels[0].series[0].points] == [2]
 
 
-def test_data_that_is_not_here_leaves_out_the_split_alone(make_run, recipe) -> None:
+def test_missing_data_leaves_out_only_the_split(make_run, recipe) -> None:
     gone = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": "npz:/nowhere.npz"})})
     section = section_of(make_run("gone", "fedavg", [0.4], recipe=gone))
     assert "split" not in {c.id for c in section.charts}
     assert any(m.startswith("The split is not shown: its data is missing") for m in section.missing)
 
 
-def test_a_run_that_distils_in_some_rounds_ends_with_a_model_and_its_phases_add_up(make_run, recipe) -> None:  # type: ignore[no-untyped-def]
-    """FedBE tuned, three rounds, of which one distils: 0.3 s of learning in it, nothing in the others."""
+def test_phases_of_a_run_that_distils_in_some_rounds(make_run, recipe) -> None:  # type: ignore[no-untyped-def]
+    """FedBE tuned, three rounds: the first distils for 0.3 s, the others do not distil."""
     tuned = recipe.model_copy(update={"variant": "tuned"})
     folder = make_run("tuned", "fedbe", [0.5, 0.6, 0.7], recipe=tuned)
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]

@@ -24,7 +24,7 @@ def charts(comparison: Path) -> dict[str, Chart]:
     return {c.id: c for c in section.charts}
 
 
-def test_bubbles_of_many_classes_do_not_cover_each_other(charts: dict[str, Chart]) -> None:
+def test_bubbles_of_many_classes_do_not_overlap(charts: dict[str, Chart]) -> None:
     names = tuple(map(str, range(100)))
     panel = Panel(rows=names, columns=names, counts=((1000,) * 100,) * 100)
     pixels = np.asarray(Image.open(io.BytesIO(draw(replace(charts["split"], panels=(panel,)), "png"))).convert("L"))
@@ -32,7 +32,7 @@ def test_bubbles_of_many_classes_do_not_cover_each_other(charts: dict[str, Chart
     assert 0.2 < (inside > 200).mean() < 0.9  # bubbles, and paper between them
 
 
-def test_bubbles_have_areas_in_proportion() -> None:
+def test_areas_of_bubbles_are_proportional_to_counts() -> None:
     drawn = draw(split_chart(((400, 100),), ("a", "b"), "title"), "png")
     image = np.asarray(Image.open(io.BytesIO(drawn)).convert("RGB")).astype(int)
     inked = np.abs(image - [0x3F, 0x54, 0x68]).sum(2) < 20
@@ -42,7 +42,7 @@ def test_bubbles_have_areas_in_proportion() -> None:
     assert first / second == pytest.approx(4, rel=0.1)
 
 
-def test_a_class_may_be_called_like_a_formula() -> None:
+def test_a_class_name_may_look_like_a_formula() -> None:
     """The first would lose its signs, and the second would raise an error."""
     prices = draw(split_chart(((4, 3, 2),), ("$0-$50", "$100^$200", "cat"), "from $1 to $2"), "svg").decode()
     assert all(f">{text}<" in prices for text in ("$0-$50", "$100^$200", "from $1 to $2"))
@@ -57,7 +57,7 @@ def test_every_chart_becomes_a_file(comparison: Path, tmp_path: Path, kind: str)
     assert all(p.read_bytes().startswith(STARTS[kind]) for p in paths)
 
 
-def test_a_vector_picture_holds_its_words_and_is_the_same_twice(charts: dict[str, Chart]) -> None:
+def test_a_vector_picture_contains_its_text_and_is_reproducible(charts: dict[str, Chart]) -> None:
     drawn = draw(charts["accuracy"], "svg")
     text = drawn.decode()
     assert all(word in text for word in ("FedBE reaches the highest", "FedAvg", "n = 2 seeds (0, 1)"))
@@ -71,7 +71,7 @@ def test_a_picture_is_not_blank(charts: dict[str, Chart]) -> None:
     assert blue > 500
 
 
-def test_a_bar_stands_in_the_row_of_its_method(charts: dict[str, Chart]) -> None:
+def test_a_bar_is_in_the_row_of_its_method(charts: dict[str, Chart]) -> None:
     """FedAvg has no student: FedBE's bar must stay in FedBE's row."""
     chart = charts["seconds"]
     panel = next(p for p in chart.panels if p.title == "distillation")
@@ -88,7 +88,7 @@ def test_a_number_stays_with_its_unit() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("panels", "inches"), [(1, (4.6, 3.0)), (3, (7.2, 3.0)), (4, (4.8, 5.3)), (10, (7.2, 9.9))])
-def test_many_panels_stand_in_several_rows(panels: int, inches: tuple[float, float]) -> None:
+def test_many_panels_fill_several_rows(panels: int, inches: tuple[float, float]) -> None:
     lines = (Series("a", "fedavg", tuple(Point(x, x, None, None, 1) for x in (1, 2))),)
     chart = Chart("x", "lines", "title", "shown", tuple(Panel(f"p{i}", lines) for i in range(panels)), Table((), ()))
     drawn = draw(chart, "png")

@@ -1,4 +1,4 @@
-"""The page as text: complete in itself, and harmless whatever names the files hold."""
+"""The page as text: self-contained, and safe with any text from files."""
 
 import json
 import re
@@ -14,7 +14,7 @@ EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
 class Tags(HTMLParser):
-    """Counts tags and gathers the attributes that could load something."""
+    """Counts tags and collects the attributes that could load something."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def test_names_from_files_stay_text(make_run, recipe) -> None:
     named = recipe.model_copy(update={"name": EVIL, "summary": EVIL})
     folder = make_run("run <i>", "fedavg", [0.5, 0.6, 0.7], recipe=named)
     info = json.loads((folder / "run.json").read_text())
-    info["made_with"]["machine"] = EVIL  # goes into the charts' data, too
+    info["made_with"]["machine"] = EVIL  # is also in the data of the charts
     (folder / "run.json").write_text(json.dumps(info))
     text = page_of(folder)
     tags = Tags(text)
@@ -62,15 +62,15 @@ def test_names_from_files_stay_text(make_run, recipe) -> None:
 
 def test_the_data_can_be_read_back(comparison: Path) -> None:
     text = page_of(comparison)
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
-    data = json.loads(found[1])
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert match is not None
+    data = json.loads(match[1])
     chart = next(c for name, c in data["charts"].items() if name.endswith("-accuracy"))
     assert [s["label"] for s in chart["panels"][0]["series"]] == ["FedAvg", "FedBE"]
     assert chart["panels"][0]["series"][1]["points"][2]["y"] == pytest.approx(72)
 
 
-def test_two_studies_have_contents_and_ids_of_their_own(make_run, comparison: Path) -> None:
+def test_two_groups_have_contents_and_unique_ids(make_run, comparison: Path) -> None:
     text = page_of(comparison, make_run("single", "fedprox", [0.5]))
     ids = re.findall(r' id="([^"]+)"', text)
     assert len(ids) == len(set(ids))
@@ -93,7 +93,7 @@ def _luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("method", [*LIGHT_DARK, "other"])
 def test_method_colours_can_be_read_as_text(method: str) -> None:
-    """WCAG AA: 4.5 : 1 against the paper, white or dark."""
+    """WCAG AA: contrast of 4.5 : 1 with the background, light or dark."""
     on_white, on_dark = LIGHT_DARK.get(method, OTHER)
     assert 1.05 / (_luminance(on_white) + 0.05) >= 4.5
     assert (_luminance(on_dark) + 0.05) / (_luminance("#16181b") + 0.05) >= 4.5
@@ -102,5 +102,5 @@ def test_method_colours_can_be_read_as_text(method: str) -> None:
 def test_every_method_of_the_catalogue_has_a_colour() -> None:
     from fedbe.algorithms.methods import METHODS
 
-    assert set(LIGHT_DARK) == {*METHODS, "fedbe-tuned"}  # a row of Table 1 beside them
+    assert set(LIGHT_DARK) == {*METHODS, "fedbe-tuned"}  # plus a row of Table 1
     assert len(set(LIGHT_DARK.values())) == len(LIGHT_DARK)

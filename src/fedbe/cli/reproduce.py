@@ -91,7 +91,7 @@ def _train_and_analyse(
             return finished, missing, []
         with nullcontext() if quiet else err.status("analysing finished runs"):
             analysed, not_analysed, charts = analyse(
-                study, plan.shown, pool if finished else None, interrupted, asked=plan.selected
+                study, plan.shown, pool if finished else None, interrupted, requested=plan.selected
             )
     return finished and analysed, {**not_analysed, **missing}, charts
 

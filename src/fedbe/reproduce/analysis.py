@@ -1,6 +1,6 @@
 """What a study measures in its finished runs beyond their last record: numbers for its table, and a picture.
 
-The result is kept in the run's folder, so a study that is asked for again only draws.
+The result is kept in the run's folder, so a study that is run again only draws.
 """
 
 import json
@@ -16,11 +16,12 @@ from fedbe.errors import FedBEError, RunError, SettingError, nearest
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.report.analysis_charts import Measured, calibration_chart, features_chart, simplex_chart
 from fedbe.report.chart import Chart
-from fedbe.reproduce.study import NAMES, Study
+from fedbe.reproduce.study import NAMES, Cell, Study
 from fedbe.reproduce.study_runner import StudyRun
 
 FILE = "analysis.json"
 Result = dict[str, Any]
+Results = Mapping[Path, tuple[Run, Result] | str]  # by run folder; a string says why there is no result
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,19 @@ ANALYSES: Mapping[str, Analysis] = {
 
 def analyse(
     study: Study,
-    places: Sequence[StudyRun],
+    study_runs: Sequence[StudyRun],
     pool: ProcessPool | None,
     should_stop: Callable[[], bool],
-    asked: Sequence[StudyRun] | None = None,
-) -> tuple[bool, dict[tuple[str, ...], str], list[Chart]]:
+    requested: Sequence[StudyRun] | None = None,
+) -> tuple[bool, dict[Cell, str], list[Chart]]:
     """Analyse the finished runs of a study, each once.
 
     Args:
         study: The study; `study.analysis` names the analysis.
-        places: All runs of the study.
+        study_runs: All runs of the study.
         pool: The workers; None: show only the results that were kept before.
         should_stop: Asked before each run.
-        asked: The runs to analyse now; default: all. Kept results of the others are shown too.
+        requested: The runs to analyse now; default: all. Kept results of the others are shown too.
 
     Returns:
         Whether all is done; by cell, why it has no number; and the study's picture, if there is one.
@@ -70,34 +71,33 @@ def analyse(
     if study.analysis not in ANALYSES:
         raise SettingError(f"unknown analysis '{study.analysis}': {nearest(study.analysis, ANALYSES)}")
     analysis = ANALYSES[study.analysis]
-    to_measure = {place.folder for place in (places if asked is None else asked)}
+    to_measure = {study_run.folder for study_run in (study_runs if requested is None else requested)}
     results: dict[Path, tuple[Run, Result] | str] = {}
-    for folder in dict.fromkeys(place.folder for place in places):
+    for folder in dict.fromkeys(study_run.folder for study_run in study_runs):
         if pool is not None and should_stop():
-            return False, _missing(study, places, results), []
+            return False, _missing(study, study_runs, results), []
         results[folder] = _result(folder, analysis, pool if folder in to_measure else None)
-    return True, _missing(study, places, results), _charts(analysis, places, results)
+    return True, _missing(study, study_runs, results), _charts(analysis, study_runs, results)
 
 
-def _missing(
-    study: Study, places: Sequence[StudyRun], results: Mapping[Path, tuple[Run, Result] | str]
-) -> dict[tuple[str, ...], str]:
+def _missing(study: Study, study_runs: Sequence[StudyRun], results: Results) -> dict[Cell, str]:
     """By cell: the sentence that stands in the place of its number."""
     missing = {}
-    for place in (place for place in places if place.folder in results):
-        result = results[place.folder]
-        number = result if isinstance(result, str) else look_up({"analysis": result[1]}, study.metric_for(place.cell))
+    for study_run in study_runs:
+        result = results.get(study_run.folder)
+        if result is None:  # stopped before it
+            continue
+        metric = study.metric_for(study_run.cell)
+        number = result if isinstance(result, str) else look_up({"analysis": result[1]}, metric)
         if isinstance(number, str):
-            missing[place.cell] = number
+            missing[study_run.cell] = number
     return missing
 
 
-def _charts(
-    analysis: Analysis, places: Sequence[StudyRun], results: Mapping[Path, tuple[Run, Result] | str]
-) -> list[Chart]:
+def _charts(analysis: Analysis, study_runs: Sequence[StudyRun], results: Results) -> list[Chart]:
     """The picture of the first seed."""
-    first = min((place.seed for place in places), default=0)
-    folders = dict.fromkeys(place.folder for place in places if place.seed == first)
+    first = min((study_run.seed for study_run in study_runs), default=0)
+    folders = dict.fromkeys(study_run.folder for study_run in study_runs if study_run.seed == first)
     measured = [result for folder in folders if not isinstance(result := results[folder], str)]
     return [analysis.chart(measured)] if measured else []
 
