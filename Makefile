@@ -23,6 +23,7 @@ check: $(VENV)/.dev    ## check style, format, types, imports and dependencies; 
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(BIN)/deptry src
 
 format: $(VENV)/.dev    ## format the code and fix what ruff can fix
@@ -37,7 +38,7 @@ docs: $(VENV)/.docs    ## build the documentation into site/
 	@echo "documentation: site/index.html"
 
 clean:    ## remove the environment and everything that was built
-	rm -rf $(VENV) site dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage
+	rm -rf $(VENV) site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
 # One stamp file for each level of installation, so that a second `make` starts at once.
 $(BIN)/python:
