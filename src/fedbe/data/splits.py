@@ -76,7 +76,8 @@ def split(kind: str, labels: Tensor, *, clients: int, server: int, seed: int, **
         [10, 10, 10, 10, 10, 10, 10, 10, 1960, 1960]
     """
     settings = {name: value for name, value in settings.items() if value is not None}
-    _check(kind, len(labels), clients, server, settings)
+    _check_settings(kind, settings)
+    _check_sizes(len(labels), clients, server)
     draw = random.generator(seed, role=f"split-{kind}")
     server_index = (stratified if kind == "step" else _uniform)(labels, server, draw)
     rest = torch.ones(len(labels), dtype=torch.bool).index_fill_(0, server_index, False).nonzero().flatten()
@@ -247,7 +248,7 @@ SPLITS: Mapping[str, Callable[..., Sequence[Tensor]]] = {
 }
 
 
-def _check(kind: str, images: int, clients: int, server: int, settings: Mapping[str, Any]) -> None:
+def _check_settings(kind: str, settings: Mapping[str, Any]) -> None:
     if kind not in SPLITS:
         raise SettingError(f"unknown split '{kind}': {nearest(kind, SPLITS)}")
     allowed = [p.name for p in inspect.signature(SPLITS[kind]).parameters.values() if p.kind is p.KEYWORD_ONLY]
@@ -255,6 +256,9 @@ def _check(kind: str, images: int, clients: int, server: int, settings: Mapping[
         if name not in allowed:
             takes = "takes " + ", ".join(allowed) if allowed else "takes no settings"
             raise SettingError(f"the {kind} split has no setting `{name}`; it {takes}")
+
+
+def _check_sizes(images: int, clients: int, server: int) -> None:
     if clients < 1:
         raise SettingError(f"`clients` must be 1 or more, got {clients}")
     if server < 0:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from fedbe.data.dataset import Dataset, Task
 from fedbe.data.readers.archives import read_files
@@ -37,23 +38,27 @@ def read(name: str, path: Path) -> Task:
     ids = sorted(_lines(files, "wnids.txt", path))
     words = dict(line.partition("\t")[::2] for line in _lines(files, "words.txt", path))
     classes = tuple(words.get(wnid) or wnid for wnid in ids)
-    label = {wnid: number for number, wnid in enumerate(ids)}
 
     train = [(file, file.split("/")[1]) for file in sorted(files) if _is_image(file, "train/")]
     boxes = [line.partition("\t") for line in _lines(files, "val/val_annotations.txt", path)]
     test = [(f"val/images/{file}", rest.partition("\t")[0]) for file, _, rest in boxes]
+    train_images, train_labels = _part(files, train, ids, path)
+    test_images, test_labels = _part(files, test, ids, path)
+    return Task(Dataset(name, train_images, train_labels, classes), Dataset(name, test_images, test_labels, classes))
 
-    def part(listing: Sequence[tuple[str, str]]) -> Dataset:
-        unknown = [file for file, wnid in listing if wnid not in label or file not in files]
-        if unknown or not listing:
-            raise DataError(f"{path} has no {unknown[0] if unknown else 'images'} of {name}; download it again")
-        images = np.empty((len(listing), SIDE, SIDE, 3), np.uint8)  # a list of 100,000 arrays would double the memory
-        for number, (file, _) in enumerate(listing):
-            images[number] = _pixels(files[file], path / file)
-        labels = torch.tensor([label[wnid] for _, wnid in listing])
-        return Dataset(name, torch.from_numpy(images), labels, classes)
 
-    return Task(part(train), part(test))
+def _part(
+    files: dict[str, bytes], listing: Sequence[tuple[str, str]], ids: Sequence[str], path: Path
+) -> tuple[Tensor, Tensor]:
+    """Images and labels of a listing of (file, class id)."""
+    label = {wnid: number for number, wnid in enumerate(ids)}
+    missing = [file for file, wnid in listing if wnid not in label or file not in files]
+    if missing or not listing:
+        raise DataError(f"{path} has no {missing[0] if missing else 'images'} of Tiny-ImageNet; download it again")
+    images = np.empty((len(listing), SIDE, SIDE, 3), np.uint8)  # a list of 100,000 arrays would double the memory
+    for number, (file, _) in enumerate(listing):
+        images[number] = _pixels(files[file], path / file)
+    return torch.from_numpy(images), torch.tensor([label[wnid] for _, wnid in listing])
 
 
 def _lines(files: dict[str, bytes], file: str, path: Path) -> list[str]:
