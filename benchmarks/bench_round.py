@@ -24,13 +24,13 @@ from rich.table import Table
 
 from fedbe.core.compute import has_bfloat16
 from fedbe.data import Dataset, Task
-from fedbe.experiment import loop, run_folder
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import load_recipe
 from fedbe.experiment.round import play_round
 from fedbe.experiment.run_state import RunState
+from fedbe.experiment.simulation import make_simulation
 
 REPEATS = 3
 CLIENTS = 10
@@ -61,8 +61,7 @@ def ours(pool: ProcessPool, task: Task, model: str, precision: str, evaluated: b
     settings = recipe(model)
     if not evaluated:
         settings = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"every": 999})})
-    info = run_folder.RunInfo("fedavg", 0, precision, {}, "")
-    sim = loop.simulation(settings, info, prepare(settings, 0, task), pool)
+    sim = make_simulation(settings, "fedavg", 0, precision, prepare(settings, 0, task), pool)
     state = RunState(0, sim.runner.read())
     warm = settings.model_copy(update={"training": settings.training.model_copy(update={"clients_per_round": CORES})})
     play_round(replace(sim, recipe=warm), state, lambda *_: None)

@@ -15,12 +15,13 @@ from fedbe import data
 from fedbe.core.compute import cores
 from fedbe.data.sources import hold_out
 from fedbe.errors import AggregationError
-from fedbe.experiment import loop, run_folder
+from fedbe.experiment import run_folder
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe_files import load_recipe
 from fedbe.experiment.round import play_round
 from fedbe.experiment.run_state import RunState
+from fedbe.experiment.simulation import make_simulation
 
 SEEDS = range(100, 110)
 GRIDS: dict[str, dict[str, Sequence[object]]] = {
@@ -40,7 +41,7 @@ def accuracy(pool: ProcessPool, method: str, seed: int, changes: Sequence[str]) 
         "digits", (*changes, "evaluation.every=1000", "evaluation.ensemble=", "evaluation.clients=false")
     )
     federation = prepare(recipe, seed, hold_out(data.load_task("digits").train, seed))
-    sim = loop.simulation(recipe, run_folder.RunInfo(method, seed, "float32", {}, ""), federation, pool)
+    sim = make_simulation(recipe, method, seed, "float32", federation, pool)
     state = RunState(0, sim.runner.read())
     record: run_folder.Record = {}
     try:

@@ -18,6 +18,7 @@ from fedbe.analysis.rerun import rerun_last_round
 from fedbe.analysis.runs import read_run
 from fedbe.core.compute import cores
 from fedbe.core.normalization import batch_norm_layers, recalibrate
+from fedbe.experiment.evaluation import measure
 from fedbe.experiment.executors.process_pool import ProcessPool
 
 TEACHERS = ("A", "S", "C", "SA", "AC", "SAC")
@@ -28,12 +29,12 @@ def main(folder: Path, groups: list[str]) -> None:
     with ProcessPool(cores()) as pool:
         rerun = rerun_last_round(read_run(folder), pool)
         sim, draft, round = rerun.sim, rerun.draft, rerun.round
-        average = _percent(sim.measure(draft.state))
+        average = _percent(measure(sim, draft.state))
         print(f"{folder.name}, round {round.context.round}: average {average} on the test images")
         if batch_norm_layers(sim.runner.module):
             sim.runner.load(draft.state)
             recalibrate(sim.runner, round.context.unlabeled())
-            recalibrated = _percent(sim.measure(sim.runner.read()))
+            recalibrated = _percent(measure(sim, sim.runner.read()))
             print(f"  with BatchNorm statistics recomputed on the server's images: {recalibrated}", flush=True)
         for members in TEACHERS:
             voters = round.members(sim.ensemble(members=members), draft.state)
@@ -43,7 +44,7 @@ def main(folder: Path, groups: list[str]) -> None:
             distill = get_method("fedbe", **dict(_setting(word) for word in group.split(","))).stages[-1]
             student = distill(draft, round).state
             on_server = f"teacher {_percent(round.info.ensemble)}, student {_percent(round.info.student)}"
-            print(f"  {group}: {on_server}, on the test images {_percent(sim.measure(student))}", flush=True)
+            print(f"  {group}: {on_server}, on the test images {_percent(measure(sim, student))}", flush=True)
 
 
 def _setting(word: str) -> tuple[str, Any]:

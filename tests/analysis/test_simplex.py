@@ -10,7 +10,7 @@ from fedbe.analysis import simplex
 from fedbe.analysis.rerun import rerun_last_round
 from fedbe.analysis.runs import read_run
 from fedbe.experiment import loop, run_folder
-from fedbe.experiment.callbacks import Nobody
+from fedbe.experiment.callbacks import Callback
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.recipe_files import load_recipe
 from fedbe.report import build_sections, read_groups
@@ -22,7 +22,7 @@ def swissroll(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "roll"
     run_folder.create(folder, load_recipe("swissroll", ("training.rounds=3",)), "fedavg", 0, "float32")
     with ProcessPool(1) as pool:
-        assert loop.execute(folder, pool, Nobody())
+        assert loop.execute(folder, pool, Callback())
     return folder
 
 

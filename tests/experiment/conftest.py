@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from fedbe.experiment import loop, run_folder
+from fedbe.experiment.callbacks import Callback
+from fedbe.experiment.executors.base import Executor
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import load_recipe
@@ -25,20 +27,14 @@ SMALL = (
 )
 
 
-class Silent:
-    """An observer that remembers."""
+class Silent(Callback):
+    """A callback that keeps the records."""
 
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
 
-    def begin(self, title: str, rounds: int, done: int) -> None: ...
-
-    def phase(self, round: int, phase: str, done: int, total: int) -> None: ...
-
     def round_ended(self, record: dict[str, Any]) -> None:
         self.records.append(record)
-
-    def end(self) -> None: ...
 
     def rounds_ended(self, count: int) -> Callable[[], bool]:
         """For `should_stop`: have that many more rounds ended?"""
@@ -61,7 +57,7 @@ def pool() -> Iterator[ProcessPool]:
 def play(tmp_path: Path, pool: ProcessPool, small: Recipe) -> Callable[..., Path]:
     """Play a whole run and return its folder."""
 
-    def whole(name: str, method: str, *, recipe: Recipe = small, workers: ProcessPool = pool, seed: int = 0) -> Path:
+    def whole(name: str, method: str, *, recipe: Recipe = small, workers: Executor = pool, seed: int = 0) -> Path:
         folder = run_folder.create(tmp_path / name, recipe, method, seed, "float32")
         assert loop.execute(folder, workers, Silent())
         return folder

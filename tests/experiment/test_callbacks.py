@@ -1,9 +1,11 @@
+"""Progress lines and bars, and the base class of callbacks."""
+
 import io
 
 import pytest
 from rich.console import Console
 
-from fedbe.experiment.callbacks import observer
+from fedbe.experiment.callbacks import Callback, CallbackList, progress_callback
 from fedbe.experiment.run_folder import Record
 
 
@@ -21,12 +23,48 @@ def record(round: int, seconds: float) -> Record:
 def test_the_time_left_follows_from_what_the_rounds_took_and_not_from_the_clock(terminal: bool) -> None:
     """A resumed round that finds most of its clients trained ends at once; the next ones will not. By hand:
     two rounds of 50 and 70 s were played and 4 - 2 are left, so 2 × 60 s."""
-    said = io.StringIO()
-    watcher = observer(4, quiet=False, console=Console(file=said, force_terminal=terminal, width=120))
-    watcher.begin("FedAvg, seed 0", 10, 6)
-    watcher.round_ended(record(7, 50))
-    watcher.round_ended(record(8, 70))
-    watcher.end()
-    assert "2 min 0 s left" in said.getvalue()
+    output = io.StringIO()
+    callback = progress_callback(4, quiet=False, console=Console(file=output, force_terminal=terminal, width=120))
+    callback.begin("FedAvg, seed 0", 10, 6)
+    callback.round_ended(record(7, 50))
+    callback.round_ended(record(8, 70))
+    callback.end()
+    assert "2 min 0 s left" in output.getvalue()
     if not terminal:
-        assert "round 7/10: accuracy 50.0 %; 2 min 30 s left" in said.getvalue()
+        assert "round 7/10: accuracy 50.0 %; 2 min 30 s left" in output.getvalue()
+
+
+class Log(Callback):
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def begin(self, title: str, rounds: int, done: int) -> None:
+        self.calls.append((title, rounds, done))
+
+    def phase(self, round: int, phase: str, done: int, total: int) -> None:
+        self.calls.append((round, phase, done, total))
+
+    def round_ended(self, record: Record) -> None:
+        self.calls.append(record["round"])
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+def test_a_list_calls_all_its_callbacks() -> None:
+    first, second = Log(), Log()
+    callbacks = CallbackList([first, Callback(), second])
+    callbacks.begin("FedAvg", 2, 1)
+    callbacks.phase(2, "clients", 1, 3)
+    callbacks.round_ended(record(2, 1.0))
+    callbacks.end()
+    assert first.calls == second.calls == [("FedAvg", 2, 1), (2, "clients", 1, 3), 2, "end"]
+
+
+def test_quiet_prints_nothing() -> None:
+    output = io.StringIO()
+    callback = progress_callback(1, quiet=True, console=Console(file=output))
+    callback.begin("FedAvg", 1, 0)
+    callback.round_ended(record(1, 1.0))
+    callback.end()
+    assert output.getvalue() == ""

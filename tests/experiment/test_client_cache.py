@@ -1,4 +1,4 @@
-"""Trained clients that are kept until the round is in a checkpoint: found by who trains the same, by nobody else."""
+"""Trained clients are cached until their round has a checkpoint. Only the same training finds them again."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,8 +17,8 @@ from fedbe.core.compute import Plan
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.state import ModelState
 from fedbe.data import Augment
-from fedbe.experiment import loop, run_folder
-from fedbe.experiment import round as rounds
+from fedbe.experiment import local_training, loop, run_folder
+from fedbe.experiment.callbacks import Callback
 from fedbe.experiment.client_cache import ClientCache
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import initial_weights, prepare
@@ -32,8 +32,8 @@ INSTANT = [m for m in METHODS if not METHODS[m].one_round]
 
 
 @pytest.fixture
-def everything_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "WORTH_SECONDS", -1.0)
+def everything_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_training, "CACHE_AFTER_SECONDS", -1.0)
 
 
 @pytest.fixture
@@ -51,27 +51,21 @@ def trained_jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
-class Clients:
-    """An observer that asks to stop when so many clients are done in some round."""
+class Clients(Callback):
+    """Asks to stop when so many clients have finished in some round."""
 
     def __init__(self, count: int) -> None:
         self.count, self.reached = count, False
 
-    def begin(self, title: str, rounds: int, done: int) -> None: ...
-
     def phase(self, round: int, phase: str, done: int, total: int) -> None:  # noqa: ARG002
         self.reached |= phase == "clients" and done >= self.count
-
-    def round_ended(self, record: dict[str, Any]) -> None: ...
-
-    def end(self) -> None: ...
 
     def should_stop(self) -> bool:
         return self.reached
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("everything_kept")
+@pytest.mark.usefixtures("everything_cached")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_stopped_among_its_clients_ends_like_a_straight_one(
     method: str, play: Play, identical: Identical, tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any
@@ -79,18 +73,18 @@ def test_a_run_stopped_among_its_clients_ends_like_a_straight_one(
     four = override_recipe(small, ["training.clients_per_round=4"])
     straight = play("straight", method, recipe=four)
     stopped = run_folder.create(tmp_path / "stopped", four, method, 0, "float32")
-    for count, kept in ((1, (1, 2, 3)), (4, (4,))):
+    for count, cached in ((1, (1, 2, 3)), (4, (4,))):
         watch = Clients(count)
         assert not loop.execute(stopped, pool, watch, should_stop=watch.should_stop)
         assert run_folder.read_rounds(stopped) == []
-        assert len(list((stopped / "trained").iterdir())) in kept
+        assert len(list((stopped / "trained").iterdir())) in cached
     assert loop.execute(stopped, pool, silent)
     assert identical(straight, stopped)
     assert not (stopped / "trained").exists()
 
 
-@pytest.mark.usefixtures("everything_kept")
-def test_what_is_kept_is_not_trained_again(
+@pytest.mark.usefixtures("everything_cached")
+def test_what_is_cached_is_not_trained_again(
     tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any, trained_jobs: list[tuple[int, int]]
 ) -> None:
     folder = run_folder.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
@@ -101,14 +95,14 @@ def test_what_is_kept_is_not_trained_again(
     assert sorted(r for r, _ in trained_jobs) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
-@pytest.mark.usefixtures("everything_kept")
+@pytest.mark.usefixtures("everything_cached")
 def test_the_record_has_the_time_of_the_training_whenever_it_was_done(
     tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run_folder.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
     watch = Clients(3)
-    keep = ClientCache.keep
-    monkeypatch.setattr(ClientCache, "keep", lambda self, job, trained, _: keep(self, job, trained, 1000.0))
+    save = ClientCache.save
+    monkeypatch.setattr(ClientCache, "save", lambda self, job, trained, _: save(self, job, trained, 1000.0))
     assert not loop.execute(folder, pool, watch, should_stop=watch.should_stop)
     assert loop.execute(folder, pool, silent)
     first, second, _ = run_folder.read_rounds(folder)
@@ -118,16 +112,16 @@ def test_the_record_has_the_time_of_the_training_whenever_it_was_done(
     assert second["memory_mb"]["train"] > 0
 
 
-def test_what_was_done_in_the_first_seconds_of_a_long_round_is_kept_too(
+def test_what_was_done_in_the_first_seconds_of_a_long_round_is_cached_too(
     tmp_path: Path, small: Recipe, pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "WORTH_SECONDS", float("inf"))
+    monkeypatch.setattr(local_training, "CACHE_AFTER_SECONDS", float("inf"))
 
     class Late(Clients):
         def phase(self, round: int, phase: str, done: int, total: int) -> None:
             super().phase(round, phase, done, total)
             if done == 2:
-                monkeypatch.setattr(rounds, "WORTH_SECONDS", -1.0)
+                monkeypatch.setattr(local_training, "CACHE_AFTER_SECONDS", -1.0)
 
     folder = run_folder.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
     watch = Late(3)
@@ -138,21 +132,21 @@ def test_what_was_done_in_the_first_seconds_of_a_long_round_is_kept_too(
 def test_a_stop_that_is_asked_for_loses_nothing_of_a_short_round_either(
     tmp_path: Path, small: Recipe, pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "WORTH_SECONDS", float("inf"))
+    monkeypatch.setattr(local_training, "CACHE_AFTER_SECONDS", float("inf"))
     folder = run_folder.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
     watch = Clients(3)
     assert not loop.execute(folder, pool, watch, should_stop=watch.should_stop)
     assert len(list((folder / "trained").iterdir())) == 3
 
 
-def test_a_place_that_cannot_be_written_ends_no_run(kept: ClientCache, job: TrainJob) -> None:
-    kept.folder.write_text("a file where the folder should be")
-    kept.keep(job, _result(job), 1.0)
-    assert kept.find(job) is None
+def test_a_place_that_cannot_be_written_ends_no_run(cache: ClientCache, job: TrainJob) -> None:
+    cache.folder.write_text("a file where the folder should be")
+    cache.save(job, _result(job), 1.0)
+    assert cache.load(job) is None
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("everything_kept")
+@pytest.mark.usefixtures("everything_cached")
 @pytest.mark.parametrize("method", INSTANT)
 def test_a_shared_first_round_changes_no_bit(
     method: str,
@@ -178,7 +172,7 @@ def test_a_shared_first_round_changes_no_bit(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("everything_kept")
+@pytest.mark.usefixtures("everything_cached")
 def test_a_comparison_trains_the_first_round_of_a_seed_once(
     tmp_path: Path, trained_jobs: list[tuple[int, int]]
 ) -> None:
@@ -195,7 +189,7 @@ def test_a_comparison_trains_the_first_round_of_a_seed_once(
 def test_short_rounds_leave_no_files(
     tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "WORTH_SECONDS", float("inf"))
+    monkeypatch.setattr(local_training, "CACHE_AFTER_SECONDS", float("inf"))
     together = tmp_path / "first-round"
     assert loop.execute(
         run_folder.create(tmp_path / "a", small, "fedavg", 0, "float32"), pool, silent, first_round=together
@@ -205,13 +199,13 @@ def test_short_rounds_leave_no_files(
 
 
 @pytest.fixture
-def kept(tmp_path: Path, small: Recipe) -> ClientCache:
-    return ClientCache(tmp_path / "kept", prepare(small, 0), Plan(), "this program")
+def cache(tmp_path: Path, small: Recipe) -> ClientCache:
+    return ClientCache(tmp_path / "cache", prepare(small, 0), Plan(), "this program")
 
 
 @pytest.fixture
-def job(kept: ClientCache) -> TrainJob:
-    state = ModelRunner(initial_weights(kept.federation.model, 0)).read()
+def job(cache: ClientCache) -> TrainJob:
+    state = ModelRunner(initial_weights(cache.federation.model, 0)).read()
     vector = torch.zeros_like(state.params)
     return TrainJob(
         1, 1, 0, state, LocalSettings(), 10, rules=(Prox(),), broadcast={"control": vector}, memory={"control": vector}
@@ -223,33 +217,33 @@ def _result(job: TrainJob) -> Trained:
     return Trained(job.state, extras, {"control": extras["control"] * 2}, 0.1 + 0.2, 7)
 
 
-def test_what_comes_back_is_what_was_kept(kept: ClientCache, job: TrainJob) -> None:
-    assert kept.find(job) is None
-    kept.keep(job, _result(job), 1.5)
-    found = kept.find(job)
+def test_what_is_loaded_is_what_was_saved(cache: ClientCache, job: TrainJob) -> None:
+    assert cache.load(job) is None
+    cache.save(job, _result(job), 1.5)
+    found = cache.load(job)
     assert found is not None
     trained, seconds = found
     assert torch.equal(trained.state.params, job.state.params)
     assert (trained.loss, trained.steps, seconds) == (0.1 + 0.2, 7, 1.5)
     assert float(trained.extras["control"][0]) == 1
     assert float(trained.memory["control"][0]) == 2
-    kept.clear()
-    assert kept.find(job) is None
+    cache.clear()
+    assert cache.load(job) is None
 
 
-def test_counters_and_buffers_come_back(kept: ClientCache, job: TrainJob) -> None:
+def test_counters_and_buffers_come_back(cache: ClientCache, job: TrainJob) -> None:
     state = ModelState(torch.tensor([1.0]), torch.tensor([2.0, 3.0]), {"n": torch.tensor(4)})
-    kept.keep(job, replace(_result(job), state=state), 0.0)
-    found = kept.find(job)
+    cache.save(job, replace(_result(job), state=state), 0.0)
+    found = cache.load(job)
     assert found is not None
     assert found[0].state.buffers.tolist() == [2.0, 3.0]
     assert found[0].state.counters["n"].item() == 4
 
 
-def test_a_file_that_cannot_be_read_is_trained_again(kept: ClientCache, job: TrainJob) -> None:
-    kept.keep(job, _result(job), 1.0)
-    next(kept.folder.iterdir()).write_bytes(b"half")
-    assert kept.find(job) is None
+def test_a_file_that_cannot_be_read_is_trained_again(cache: ClientCache, job: TrainJob) -> None:
+    cache.save(job, _result(job), 1.0)
+    next(cache.folder.iterdir()).write_bytes(b"half")
+    assert cache.load(job) is None
 
 
 @pytest.mark.parametrize(
@@ -269,8 +263,8 @@ def test_a_file_that_cannot_be_read_is_trained_again(kept: ClientCache, job: Tra
     ],
     ids=str,
 )
-def test_another_job_does_not_find_it(change: dict[str, Any], kept: ClientCache, job: TrainJob) -> None:
-    kept.keep(job, _result(job), 1.0)
+def test_another_job_does_not_find_it(change: dict[str, Any], cache: ClientCache, job: TrainJob) -> None:
+    cache.save(job, _result(job), 1.0)
     other = {
         "memory": {"control": torch.ones_like(job.state.params)},
         "broadcast": {"control": torch.ones_like(job.state.params)},
@@ -278,15 +272,15 @@ def test_another_job_does_not_find_it(change: dict[str, Any], kept: ClientCache,
         "settings": replace(job.settings, lr=0.02),
     }
     changed = {name: other[name] if value == "other" else value for name, value in change.items()}
-    assert kept.find(replace(job, **changed)) is None
+    assert cache.load(replace(job, **changed)) is None
 
 
 @pytest.mark.parametrize("what", ["plan", "made_with", "data", "split", "augment", "model"])
 def test_another_federation_or_program_does_not_find_it(
-    what: str, kept: ClientCache, job: TrainJob, small: Recipe
+    what: str, cache: ClientCache, job: TrainJob, small: Recipe
 ) -> None:
-    kept.keep(job, _result(job), 1.0)
-    federation = kept.federation
+    cache.save(job, _result(job), 1.0)
+    federation = cache.federation
     train = federation.train.like(federation.train._inputs)
     train.augment = Augment(1)
     changed = {
@@ -297,5 +291,5 @@ def test_another_federation_or_program_does_not_find_it(
         "augment": {"federation": replace(federation, train=train)},
         "model": {"federation": replace(federation, model=replace(federation.model, name="other"))},
     }[what]
-    assert replace(kept, **changed).find(job) is None
-    assert kept.find(job) is not None
+    assert replace(cache, **changed).load(job) is None
+    assert cache.load(job) is not None

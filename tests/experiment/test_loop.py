@@ -22,7 +22,7 @@ from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import load_recipe, override_recipe
-from fedbe.experiment.round import Simulation
+from fedbe.experiment.simulation import Simulation
 
 Play = Callable[..., Path]
 

@@ -15,8 +15,9 @@ import torch
 from fedbe.algorithms.methods import METHODS
 from fedbe.core.state import ModelState
 from fedbe.experiment import checkpoint, loop, run_folder
-from fedbe.experiment.callbacks import Nobody
-from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.callbacks import Callback
+from fedbe.experiment.executors.base import Executor
+from fedbe.experiment.executors.serial import Serial
 from fedbe.experiment.provenance import NUMERICS_VERSION
 from fedbe.experiment.recipe_files import load_recipe
 
@@ -60,12 +61,12 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {name: ("digits", name, SMA
 }
 
 
-def numbers(case: str, executor: ProcessPool) -> dict[str, list[float]]:
+def numbers(case: str, executor: Executor) -> dict[str, list[float]]:
     """Play a case and describe it by a few numbers: losses of each round, norm and one projection of the weights."""
     recipe, method, changes = CASES[case]
     with TemporaryDirectory() as parent:
         folder = run_folder.create(Path(parent) / "run", load_recipe(recipe, changes), method, 0, "float32")
-        loop.execute(folder, executor, Nobody())
+        loop.execute(folder, executor, Callback())
         state = checkpoint.latest(folder)
         assert state is not None
         records = run_folder.read_rounds(folder)
@@ -92,7 +93,7 @@ def _projection(vector: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_numbers_are_those_of_the_numerics_version(case: str, pool: ProcessPool) -> None:
+def test_the_numbers_are_those_of_the_numerics_version(case: str, pool: Executor) -> None:
     goldens = json.loads(GOLDENS.read_text())
     assert str(NUMERICS_VERSION) in goldens, ADVICE
     golden, measured = goldens[str(NUMERICS_VERSION)][case], numbers(case, pool)
@@ -105,6 +106,6 @@ def test_the_numbers_are_those_of_the_numerics_version(case: str, pool: ProcessP
 
 
 if __name__ == "__main__":
-    with ProcessPool(2) as workers:
-        lines = [f"  {json.dumps(case)}: {json.dumps(numbers(case, workers))}" for case in CASES]
+    with Serial() as executor:
+        lines = [f"  {json.dumps(case)}: {json.dumps(numbers(case, executor))}" for case in CASES]
     GOLDENS.write_text(f'{{"{NUMERICS_VERSION}": {{\n' + ",\n".join(lines) + "\n}}\n")

@@ -13,6 +13,7 @@ import pytest
 from fedbe.algorithms.methods import METHODS
 from fedbe.experiment import loop, run_folder
 from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.executors.serial import Serial
 from fedbe.experiment.recipe import Recipe
 
 pytestmark = pytest.mark.slow
@@ -34,12 +35,14 @@ def three_workers() -> Iterator[ProcessPool]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_any_number_of_workers_is_one_worker(
+def test_every_executor_gives_the_same_bits(
     method: str, play: Play, identical: Identical, one_worker: ProcessPool, three_workers: ProcessPool
 ) -> None:
     two = play("two", method)
     assert identical(play("one", method, workers=one_worker), two)
     assert identical(play("three", method, workers=three_workers), two)
+    with Serial() as serial:
+        assert identical(play("serial", method, workers=serial), two)
 
 
 def test_another_seed_is_another_run(play: Play, identical: Identical) -> None:

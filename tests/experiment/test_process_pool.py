@@ -6,7 +6,8 @@ import pytest
 
 from fedbe.core.compute import Plan
 from fedbe.errors import RunError
-from fedbe.experiment.executors.process_pool import Done, Failed, ProcessPool, Stopped
+from fedbe.experiment.executors.base import Done, Failed, Stopped
+from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe import Recipe
 

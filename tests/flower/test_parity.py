@@ -6,10 +6,11 @@ import torch
 from fedbe.algorithms.methods import METHODS
 from fedbe.errors import RunError
 from fedbe.experiment import checkpoint, loop, run_folder
+from fedbe.experiment.callbacks import Callback
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import initial_weights, prepare
 from fedbe.experiment.recipe_files import load_recipe
-from fedbe.experiment.round import Simulation
+from fedbe.experiment.simulation import Simulation
 from fedbe.flower import client_app, resume, strategy, to_record
 
 pytestmark = pytest.mark.slow
@@ -26,16 +27,6 @@ SMALL = (
     "settings.distill_until=0.6",  # in rounds 1 and 2 of 3: the server must know the number of rounds
 )
 SEED = 5
-
-
-class Silent:
-    def begin(self, title, rounds, done): ...
-
-    def phase(self, round, phase, done, total): ...
-
-    def round_ended(self, record): ...
-
-    def end(self): ...
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +53,7 @@ def simulated(recipe, pool, tmp_path_factory):
     def play(method):
         if method not in known:
             folder = run_folder.create(tmp_path_factory.mktemp("runs") / "run", recipe, method, SEED, "float32")
-            assert loop.execute(folder, pool, Silent())
+            assert loop.execute(folder, pool, Callback())
             known[method] = checkpoint.latest(folder)
         return known[method]
 

@@ -14,7 +14,7 @@ from fedbe.analysis.runs import read_run
 from fedbe.cli.app import app
 from fedbe.errors import DataError
 from fedbe.experiment import run_folder
-from fedbe.experiment.callbacks import Nobody
+from fedbe.experiment.callbacks import Callback
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import ModelSpec
 from fedbe.experiment.saved_model import Loaded
@@ -36,7 +36,7 @@ def pool() -> Iterator[ProcessPool]:
 def trained(name: str, pool: ProcessPool, root: Path) -> tuple[Study, list[StudyRun]]:
     study = load_study(name)
     study_runs = list(study_runner.study_runs(study, "smoke", 1, root))
-    assert study_runner.run_study(study_runs, pool, Nobody(), "float32", lambda: False) == (True, {})
+    assert study_runner.run_study(study_runs, pool, Callback(), "float32", lambda: False) == (True, {})
     return study, study_runs
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedbe.cli.app import app
 from fedbe.errors import RecipeError, RunError
 from fedbe.experiment import loop, run_folder
-from fedbe.experiment.callbacks import Nobody
+from fedbe.experiment.callbacks import Callback
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.recipe_files import load_recipe
 from fedbe.report.chart import Chart
@@ -36,7 +36,7 @@ def pool() -> Iterator[ProcessPool]:
 def _play(name: str, pool: ProcessPool, root: Path, seeds: int = 1) -> tuple[Study, list[StudyRun]]:
     study = load_study(name)
     places = list(study_runner.study_runs(study, "smoke", seeds, root))
-    whole, missing = study_runner.run_study(places, pool, Nobody(), "float32", lambda: False)
+    whole, missing = study_runner.run_study(places, pool, Callback(), "float32", lambda: False)
     assert whole
     assert missing == {}
     return study, places
@@ -103,18 +103,18 @@ def test_a_run_of_other_settings_is_not_passed_off_as_the_study_s(pool: ProcessP
     (place, *_) = study_runner.study_runs(load_study("table3"), "smoke", 1, tmp_path)
     run_folder.create(place.folder, load_recipe("digits"), "fedbe", 0, "float32")
     with pytest.raises(RunError, match="was run with other settings"):
-        study_runner.run_study([place], pool, Nobody(), "float32", lambda: False)
+        study_runner.run_study([place], pool, Callback(), "float32", lambda: False)
 
 
 def test_a_run_that_was_made_otherwise_with_the_same_settings_is_taken(pool: ProcessPool, tmp_path: Path) -> None:
     (place, *_) = study_runner.study_runs(load_study("table1"), "smoke", 1, tmp_path)
     renamed = place.recipe.model_copy(update={"name": "own", "method": "fedavg"})
     run_folder.create(place.folder, renamed, place.recipe.method, 0, "float32")
-    assert loop.execute(place.folder, pool, Nobody())
-    assert study_runner.run_study([place], pool, Nobody(), "float32", lambda: False) == (True, {})
+    assert loop.execute(place.folder, pool, Callback())
+    assert study_runner.run_study([place], pool, Callback(), "float32", lambda: False) == (True, {})
     for other in ({"seed": 1}, {"recipe": load_recipe("digits")}):
         with pytest.raises(RunError, match="was run with other settings"):
-            study_runner.run_study([replace(place, **other)], pool, Nobody(), "float32", lambda: False)
+            study_runner.run_study([replace(place, **other)], pool, Callback(), "float32", lambda: False)
 
 
 def test_records_without_weights_still_make_the_table_and_the_picture(pool: ProcessPool, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_two_precisions_are_not_averaged(pool: ProcessPool, tmp_path: Path) -> N
     one, two, *_ = study_runner.study_runs(load_study("table3"), "smoke", 1, tmp_path)
     run_folder.create(one.folder, one.recipe, one.recipe.method, 0, "bfloat16")
     with pytest.raises(RunError, match="must have one precision"):
-        study_runner.run_study([one, two], pool, Nobody(), "float32", lambda: False)
+        study_runner.run_study([one, two], pool, Callback(), "float32", lambda: False)
     assert not two.folder.exists()
     study_runner.check_runs([one, two])
     run_folder.create(two.folder, two.recipe, two.recipe.method, 0, "float32")
@@ -242,7 +242,7 @@ def test_two_views_of_one_run_are_one_run(tmp_path: Path) -> None:
 def test_a_stopped_study_goes_on(pool: ProcessPool, tmp_path: Path) -> None:
     study = load_study("table3")
     places = list(study_runner.study_runs(study, "smoke", 1, tmp_path))
-    whole, _ = study_runner.run_study(places, pool, Nobody(), "float32", lambda: places[1].rounds_left == 1)
+    whole, _ = study_runner.run_study(places, pool, Callback(), "float32", lambda: places[1].rounds_left == 1)
     assert not whole
     assert [p.rounds_left for p in places] == [0, 1] + [2] * (len(places) - 2)
     half = table.markdown(study, "smoke", table.collect(study, places), {})
@@ -257,7 +257,7 @@ def test_missing_data_is_said_not_hidden(pool: ProcessPool, tmp_path: Path, monk
     monkeypatch.setenv("FEDBE_DATA", str(tmp_path / "empty"))
     study = load_study("table5")
     places = list(study_runner.study_runs(study, "cpu", 1, tmp_path))
-    whole, missing = study_runner.run_study(places, pool, Nobody(), "float32", lambda: False)
+    whole, missing = study_runner.run_study(places, pool, Callback(), "float32", lambda: False)
     assert whole
     assert set(missing) == set(study.cells("cpu"))
     text = table.markdown(study, "cpu", table.collect(study, places), missing)
@@ -383,7 +383,7 @@ def test_runs_that_begin_alike_train_their_first_round_once(
     training = 40_000 * 200 / 1000
     assert cost.seconds(study, "paper") == pytest.approx(5 * (sum(map(cost.run_seconds, recipes)) - 6 * training))
 
-    monkeypatch.setattr("fedbe.experiment.round.WORTH_SECONDS", -1.0)
+    monkeypatch.setattr("fedbe.experiment.local_training.CACHE_AFTER_SECONDS", -1.0)
     trained: list[int] = []
     plain = ProcessPool.map
 

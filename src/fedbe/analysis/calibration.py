@@ -15,18 +15,18 @@ from fedbe.algorithms.vote import Member
 from fedbe.analysis.rerun import Rerun, rerun_last_round
 from fedbe.analysis.runs import Run
 from fedbe.core.metrics import compute_metrics
-from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.executors.base import Executor
 
 BINS = 20
 
 
-def measure(run: Run, pool: ProcessPool) -> dict[str, Any]:
+def measure(run: Run, executor: Executor) -> dict[str, Any]:
     """Calibration of the `clients` of the last round and of as many `samples`.
 
     Returns:
         For each group: `accuracy`, `confidence`, `confidence when wrong` and `ECE` (means over its models) and `bins`.
     """
-    rerun = rerun_last_round(run, pool)
+    rerun = rerun_last_round(run, executor)
     sampling = rerun.sim.ensemble(members="S", num_samples=len(rerun.round.updates))
     samples = rerun.round.members(sampling, rerun.draft.state)
     return {"clients": _group(rerun, rerun.clients()), "samples": _group(rerun, samples)}

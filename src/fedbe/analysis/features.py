@@ -14,7 +14,7 @@ from fedbe.analysis.data import load_task
 from fedbe.analysis.runs import Run
 from fedbe.data.auxiliary import match_shape
 from fedbe.errors import DataError
-from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.executors.base import Executor
 from fedbe.experiment.saved_model import Loaded, open_run
 
 CLASSES = (1, 3, 6)  # of CIFAR-10: automobile, cat, frog
@@ -24,7 +24,7 @@ MAX_IMAGES = 3000  # as many as CIFAR-10's test set has of three classes
 NEIGHBOURS = 10
 
 
-def measure(run: Run, _: ProcessPool) -> dict[str, Any]:
+def measure(run: Run, _: Executor) -> dict[str, Any]:
     """Separation of the classes in test images (`own`) and in images of another data set (`foreign`).
 
     Returns:

@@ -5,28 +5,24 @@ the recorded one. Otherwise it is refused, because the models would not be the r
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import cast
-
-import torch
 
 from fedbe.algorithms.server.context import Draft, Round
 from fedbe.algorithms.server.stages import Mean, Stage
 from fedbe.algorithms.vote import Member
 from fedbe.analysis.data import load_task
 from fedbe.analysis.runs import Run
-from fedbe.core.compute import Plan
+from fedbe.core.compute import Plan, one_thread
 from fedbe.core.model_runner import ModelRunner
 from fedbe.errors import RunError
 from fedbe.experiment import checkpoint
-from fedbe.experiment.executors.process_pool import Done, Outcome, ProcessPool
+from fedbe.experiment.executors.base import Executor
+from fedbe.experiment.executors.serial import Serial
 from fedbe.experiment.federation import initial_weights, prepare
-from fedbe.experiment.jobs import Job
 from fedbe.experiment.recipe import Evaluation
-from fedbe.experiment.round import Simulation, play_round
+from fedbe.experiment.round import play_round
 from fedbe.experiment.run_state import RunState
+from fedbe.experiment.simulation import Simulation
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,17 +39,17 @@ class Rerun:
         return [Member(f"client {u.client_id}", u.state) for u in self.round.updates]
 
 
-def rerun_last_round(run: Run, pool: ProcessPool | None = None) -> Rerun:
+def rerun_last_round(run: Run, executor: Executor | None = None) -> Rerun:
     """Train the clients of the last round again.
 
     Args:
         run: A finished run.
-        pool: The workers that train; default: this process.
+        executor: Trains the clients; default: this process does.
 
     Raises:
         RunError: The checkpoint before the last round is missing, or the training loss is not the recorded one.
     """
-    sim = _simulation(run, pool)
+    sim = _simulation(run, executor or Serial())
     capture = _Capture()
     without_evaluation = sim.recipe.model_copy(update={"evaluation": Evaluation()})
     only_mean = replace(sim.method, stages=(Mean(), capture))
@@ -66,24 +62,6 @@ def rerun_last_round(run: Run, pool: ProcessPool | None = None) -> Rerun:
     return Rerun(run, sim, *capture.seen)
 
 
-class _Here:
-    """A pool of no processes: jobs run in this one."""
-
-    pids: tuple[int, ...] = ()
-
-    def __init__(self, simulation: Callable[[], Simulation]) -> None:
-        self._simulation = simulation
-
-    def map(
-        self, jobs: Iterable[Job], done: Callable[[int, Outcome], None] = lambda *_: None, **_: object
-    ) -> Iterator[Outcome]:
-        sim = self._simulation()
-        for number, job in enumerate(jobs):
-            outcome = Done(job.run(sim.federation, sim.runner))
-            done(number, outcome)
-            yield outcome
-
-
 class _Capture(Stage):
     """A stage that changes nothing and keeps its arguments."""
 
@@ -94,15 +72,12 @@ class _Capture(Stage):
         return draft
 
 
-def _simulation(run: Run, pool: ProcessPool | None) -> Simulation:
+def _simulation(run: Run, executor: Executor) -> Simulation:
     recipe, seed, plan = run.recipe, run.info.seed, Plan(run.info.precision)
     federation = prepare(recipe, seed, load_task(recipe.data.source))
     runner = ModelRunner(initial_weights(federation.model, seed), plan)
-    if pool is not None:
-        pool.configure(federation, plan)
-    workers = pool or cast(ProcessPool, _Here(lambda: sim))
-    sim = Simulation(recipe, recipe.method_for(run.info.method), seed, federation, runner, workers)
-    return sim
+    executor.configure(federation, plan)
+    return Simulation(recipe, recipe.method_for(run.info.method), seed, federation, runner, executor)
 
 
 def _state_before(run: Run, sim: Simulation) -> RunState:
@@ -114,14 +89,3 @@ def _state_before(run: Run, sim: Simulation) -> RunState:
     if state is None:
         raise RunError(f"{run.folder} has no checkpoint of the round before the last")
     return state
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one thread, as the workers of a run do: the number of threads changes the last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from fedbe.algorithms.vote import mean_vote, predict
-from fedbe.analysis.rerun import Rerun, one_thread, rerun_last_round
+from fedbe.analysis.rerun import Rerun, rerun_last_round
 from fedbe.analysis.runs import Run
 from fedbe.core import random
+from fedbe.core.compute import one_thread
 from fedbe.core.metrics import compute_metrics
 from fedbe.core.state import ModelState
 from fedbe.errors import RunError
-from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.executors.base import Executor
 from fedbe.posterior import Dirichlet
 
 SAMPLES, VOTERS = 300, 10
@@ -55,13 +56,13 @@ class SimplexSamples:
         return cls(**{**values, "judged": Judged(**values["judged"])})
 
 
-def measure(run: Run, pool: ProcessPool) -> dict[str, Any]:
+def measure(run: Run, executor: Executor) -> dict[str, Any]:
     """Accuracy of 300 models of the Dirichlet and of 300 models of the Gaussian, for the same three clients.
 
     Returns:
         `picture`, the samples of the Dirichlet as JSON, and the numbers of `dirichlet` and `gaussian` as shares.
     """
-    rerun = rerun_last_round(run, pool)
+    rerun = rerun_last_round(run, executor)
     samples = sample(rerun)
     gaussian = rerun.sim.ensemble(members="S", num_samples=SAMPLES, posterior="gaussian")
     states = (member.state for member in rerun.round.members(gaussian, rerun.draft.state))

@@ -77,12 +77,12 @@ def _train_and_analyse(
 ) -> "tuple[bool, dict[Cell, str], list[Chart]]":
     """Returns whether all is finished, the reasons why cells have no number, and the charts of the analysis."""
     from fedbe.core.compute import cores
-    from fedbe.experiment.callbacks import observer
+    from fedbe.experiment.callbacks import progress_callback
     from fedbe.experiment.executors.process_pool import ProcessPool
     from fedbe.reproduce.analysis import analyse
     from fedbe.reproduce.study_runner import run_study
 
-    progress = observer(plan.rounds_left, quiet=quiet, console=err)
+    progress = progress_callback(plan.rounds_left, quiet=quiet, console=err)
     finished, missing = True, dict["Cell", str]()
     with interruptible() as interrupted, ProcessPool(workers or cores()) if plan.selected else nullcontext() as pool:
         if pool:

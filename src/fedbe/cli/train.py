@@ -115,14 +115,14 @@ def _train_runs(
     """
     from fedbe.core.compute import cores
     from fedbe.experiment import comparison, loop, run_folder
-    from fedbe.experiment.callbacks import All, TensorBoard, observer
+    from fedbe.experiment.callbacks import CallbackList, TensorBoardCallback, progress_callback
     from fedbe.experiment.executors.process_pool import ProcessPool
 
-    progress = observer(sum(run_folder.rounds_left(path) for path in run_folders), quiet=quiet, console=err)
+    progress = progress_callback(sum(run_folder.rounds_left(path) for path in run_folders), quiet=quiet, console=err)
     task = run_folder.read_task(run_folders[0])
     with interruptible() as interrupted, ProcessPool(workers or cores()) as pool:
         for path in run_folders:
-            callback = All([progress, TensorBoard(path)]) if tensorboard else progress
+            callback = CallbackList([progress, TensorBoardCallback(path)]) if tensorboard else progress
             first_round = comparison.first_round(path) if compared else None
             if not loop.execute(path, pool, callback, should_stop=interrupted, task=task, first_round=first_round):
                 return False

@@ -5,7 +5,8 @@ Nothing here decides what is computed. A device option belongs to `Plan`.
 
 import math
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +90,17 @@ def cores() -> int:
         return available if quota == "max" else min(available, math.ceil(int(quota) / int(period)))
     except (OSError, ValueError):
         return available
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, as worker processes do: the number of threads changes the last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def server_threads(module: nn.Module) -> int:

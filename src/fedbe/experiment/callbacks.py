@@ -1,4 +1,4 @@
-"""How a person watches a run: bars in a terminal, plain lines elsewhere, TensorBoard files, or nothing."""
+"""Callbacks of a run: progress bars in a terminal, lines elsewhere, TensorBoard files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,12 +8,54 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from fedbe.errors import RunError
-from fedbe.experiment.loop import Observer
 from fedbe.experiment.run_folder import Record
 
 
-def duration(seconds: float) -> str:
+class Callback:
+    """Is told what happens in a run. Every method does nothing here; a callback overrides those that it needs.
+
+    `loop.execute` calls `begin` and `end` once for each run, so one callback can follow several runs.
     """
+
+    def begin(self, title: str, rounds: int, done: int) -> None:
+        """A run of `rounds` rounds starts, or continues after round `done`."""
+
+    def phase(self, round: int, phase: str, done: int, total: int) -> None:
+        """Within a round, `done` of `total` steps of a phase (clients, ensemble, distill, evaluate) have finished."""
+
+    def round_ended(self, record: Record) -> None:
+        """A round has finished; `record` is its line in rounds.jsonl."""
+
+    def end(self) -> None:
+        """The run has finished or was stopped."""
+
+
+class CallbackList(Callback):
+    """Calls several callbacks, in order."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = callbacks
+
+    def begin(self, title: str, rounds: int, done: int) -> None:
+        for callback in self._callbacks:
+            callback.begin(title, rounds, done)
+
+    def phase(self, round: int, phase: str, done: int, total: int) -> None:
+        for callback in self._callbacks:
+            callback.phase(round, phase, done, total)
+
+    def round_ended(self, record: Record) -> None:
+        for callback in self._callbacks:
+            callback.round_ended(record)
+
+    def end(self) -> None:
+        for callback in self._callbacks:
+            callback.end()
+
+
+def duration(seconds: float) -> str:
+    """Seconds in a readable form.
+
     >>> duration(5.2), duration(125), duration(7300)
     ('5 s', '2 min 5 s', '2 h 1 min')
     """
@@ -39,24 +81,32 @@ def summary(record: Record) -> str:
     return ", ".join(parts)
 
 
-class _Clock:
-    """Time left, from what the rounds of this process took by their records: those count, too, the clients of a resumed
-    round that were trained before the stop."""
+class _TimeLeft:
+    """Estimates the time left from the mean time of the rounds so far. `rounds`: how many are left in all runs.
+
+    It uses the times in the records, because they include clients that were trained before a resume.
+    """
 
     def __init__(self, rounds: int) -> None:
-        self._left, self._played, self._seconds = rounds, 0, 0.0
+        self._left, self._finished, self._seconds = rounds, 0, 0.0
 
-    def tick(self, record: Record) -> str:
-        self._left, self._played = self._left - 1, self._played + 1
+    def update(self, record: Record) -> str:
+        """Count one more round; returns the time left."""
+        self._left, self._finished = self._left - 1, self._finished + 1
         self._seconds += record["seconds"]["round"]
-        return duration(max(0, self._left) * self._seconds / self._played)
+        return duration(max(0, self._left) * self._seconds / self._finished)
 
 
-class Lines:
-    """A line a round. `rounds`: how many there are to play in all."""
+class ProgressLines(Callback):
+    """Prints a line for each round.
+
+    Args:
+        rounds: The number of rounds that are left in all runs, for the time left.
+        console: Where to print.
+    """
 
     def __init__(self, rounds: int, console: Console) -> None:
-        self._clock, self._console = _Clock(rounds), console
+        self._time_left, self._console = _TimeLeft(rounds), console
         self._title, self._rounds = "", 0
 
     def begin(self, title: str, rounds: int, done: int) -> None:
@@ -64,25 +114,26 @@ class Lines:
         if done:
             self._console.print(f"{title}: resumed after round {done}")
 
-    def phase(self, round: int, phase: str, done: int, total: int) -> None: ...
-
     def round_ended(self, record: Record) -> None:
-        place = f"{self._title}: round {record['round']}/{self._rounds}"
-        self._console.print(f"{place}: {summary(record)}; {self._clock.tick(record)} left")
+        where = f"{self._title}: round {record['round']}/{self._rounds}"
+        self._console.print(f"{where}: {summary(record)}; {self._time_left.update(record)} left")
         for aside in record["set_aside"]:
             self._console.print(f"  set aside: client {aside['client']}: {aside['reason']}")
-
-    def end(self) -> None: ...
 
 
 PHASES = {"clients": "clients train", "ensemble": "members vote", "distill": "student learns", "evaluate": "test"}
 
 
-class Bars:
-    """One bar for the rounds of the current run, and below it what is happening in this round."""
+class ProgressBars(Callback):
+    """Shows a bar for the rounds of the current run, and below it a bar for the phase of the current round.
+
+    Args:
+        rounds: The number of rounds that are left in all runs, for the time left.
+        console: The terminal.
+    """
 
     def __init__(self, rounds: int, console: Console) -> None:
-        self._clock, self._console = _Clock(rounds), console
+        self._time_left, self._console = _TimeLeft(rounds), console
         self._bars: Progress | None = None
 
     def begin(self, title: str, rounds: int, done: int) -> None:
@@ -93,60 +144,50 @@ class Bars:
             console=self._console,
         )
         self._bars.start()
-        self._whole = self._bars.add_task(title, total=rounds, completed=done, note="")
-        self._part = self._bars.add_task("  starting", total=1, note="")
+        self._rounds_bar = self._bars.add_task(title, total=rounds, completed=done, note="")
+        self._phase_bar = self._bars.add_task("  starting", total=1, note="")
 
     def phase(self, round: int, phase: str, done: int, total: int) -> None:  # noqa: ARG002
         if self._bars is not None:
             name = f"  {PHASES.get(phase, phase)}"
-            self._bars.update(self._part, description=name, completed=done, total=total)
+            self._bars.update(self._phase_bar, description=name, completed=done, total=total)
 
     def round_ended(self, record: Record) -> None:
         if self._bars is None:
             return
-        note = f"{summary(record)}; {self._clock.tick(record)} left"
-        self._bars.update(self._whole, completed=record["round"], note=note)
+        note = f"{summary(record)}; {self._time_left.update(record)} left"
+        self._bars.update(self._rounds_bar, completed=record["round"], note=note)
         for aside in record["set_aside"]:
             self._bars.print(f"set aside in round {record['round']}: client {aside['client']}: {aside['reason']}")
 
     def end(self) -> None:
         if self._bars is not None:
-            self._bars.remove_task(self._part)
+            self._bars.remove_task(self._phase_bar)
             self._bars.stop()
             self._bars = None
 
 
-class Nobody:
-    """--quiet."""
+class TensorBoardCallback(Callback):
+    """Writes every number of rounds.jsonl as a scalar into event files in RUN/tensorboard.
 
-    def begin(self, title: str, rounds: int, done: int) -> None: ...
-
-    def phase(self, round: int, phase: str, done: int, total: int) -> None: ...
-
-    def round_ended(self, record: Record) -> None: ...
-
-    def end(self) -> None: ...
-
-
-class TensorBoard:
-    """Event files beside the run, one scalar for each number of rounds.jsonl."""
+    Raises:
+        RunError: The package tensorboard is not installed.
+    """
 
     def __init__(self, folder: Path) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise RunError("--tensorboard needs the package tensorboard: pip install 'fedbe[tensorboard]'") from None
-        self._folder, self._make = folder, SummaryWriter
+        self._folder, self._make_writer = folder, SummaryWriter
         self._writer: Any = None
 
     def begin(self, title: str, rounds: int, done: int) -> None:  # noqa: ARG002
-        # Rounds that a crash left without a checkpoint are played again; their old points must go.
-        self._writer = self._make(str(self._folder / "tensorboard"), purge_step=done + 1)
-
-    def phase(self, round: int, phase: str, done: int, total: int) -> None: ...
+        # Rounds that a crash left without a checkpoint run again; their old points must go.
+        self._writer = self._make_writer(str(self._folder / "tensorboard"), purge_step=done + 1)
 
     def round_ended(self, record: Record) -> None:
-        for name, value in _numbers(record):
+        for name, value in _scalars(record):
             self._writer.add_scalar(name, value, record["round"])
         self._writer.flush()
 
@@ -154,43 +195,26 @@ class TensorBoard:
         self._writer.close()
 
 
-class All:
-    """Several observers at once."""
-
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = observers
-
-    def begin(self, title: str, rounds: int, done: int) -> None:
-        for observer in self._observers:
-            observer.begin(title, rounds, done)
-
-    def phase(self, round: int, phase: str, done: int, total: int) -> None:
-        for observer in self._observers:
-            observer.phase(round, phase, done, total)
-
-    def round_ended(self, record: Record) -> None:
-        for observer in self._observers:
-            observer.round_ended(record)
-
-    def end(self) -> None:
-        for observer in self._observers:
-            observer.end()
-
-
-def _numbers(record: Record, prefix: str = "") -> list[tuple[str, float]]:
+def _scalars(record: Record, prefix: str = "") -> list[tuple[str, float]]:
     """All numbers of a nested record with their paths, without lists."""
-    found: list[tuple[str, float]] = []
+    scalars: list[tuple[str, float]] = []
     for name, value in record.items():
         path = f"{prefix}{name}"
         if isinstance(value, dict):
-            found += _numbers(value, f"{path}/")
+            scalars += _scalars(value, f"{path}/")
         elif isinstance(value, int | float) and path != "round":
-            found.append((path, float(value)))
-    return found
+            scalars.append((path, float(value)))
+    return scalars
 
 
-def observer(rounds: int, *, quiet: bool, console: Console) -> Observer:
-    """The observer that fits where we are: bars in a terminal, lines in a pipe or a log."""
+def progress_callback(rounds: int, *, quiet: bool, console: Console) -> Callback:
+    """The callback that shows progress: bars in a terminal, lines in a pipe or a log, nothing if `quiet`.
+
+    Args:
+        rounds: The number of rounds that are left in all runs, for the time left.
+        quiet: Show nothing.
+        console: Where to show it.
+    """
     if quiet:
-        return Nobody()
-    return Bars(rounds, console) if console.is_terminal else Lines(rounds, console)
+        return Callback()
+    return ProgressBars(rounds, console) if console.is_terminal else ProgressLines(rounds, console)

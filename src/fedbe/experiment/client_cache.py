@@ -1,8 +1,7 @@
-"""Local training that is done and not yet in a checkpoint: a file a client, so that a stop loses jobs and not a round.
+"""Clients that are trained, but not yet part of a checkpoint: one file each, so that a stop loses no finished client.
 
-A file is named by a digest of all that the training depends on. So a run finds its own work again, runs that begin
-alike (same data, split, weights and local settings, other methods) find each other's first round, and nothing else can
-be found.
+A file is named by a digest of everything that the training depends on. So a resumed run finds its own clients. Runs
+that start with the same first round (same data, split, weights and local settings, other methods) find each other's.
 """
 
 import contextlib
@@ -19,20 +18,25 @@ from fedbe.experiment.federation import Federation
 from fedbe.experiment.jobs import TrainJob
 from fedbe.experiment.tensor_files import UNREADABLE, model_of, part, read_tensors, tensors_of, write_tensors
 
-WORTH_SECONDS = 5.0  # of a round's training: what is over sooner is written only if a stop is asked for
-
 
 @dataclass(frozen=True, eq=False)
 class ClientCache:
-    """The trained clients in a folder, as far as they belong to this federation, arithmetic and program."""
+    """The trained clients in a folder that belong to this federation, arithmetic and program.
+
+    Args:
+        folder: Where the files are.
+        federation: The data and the model.
+        plan: The arithmetic.
+        made_with: The versions that the numbers depend on.
+    """
 
     folder: Path
     federation: Federation
     plan: Plan
     made_with: str
 
-    def find(self, job: TrainJob) -> tuple[Trained, float] | None:
-        """What the job would give, and the seconds that it took; None if it was not done, or cannot be read."""
+    def load(self, job: TrainJob) -> tuple[Trained, float] | None:
+        """The result of a job, and the seconds that it took; None if there is no readable file for it."""
         if not self.folder.is_dir():
             return None
         try:
@@ -43,27 +47,28 @@ class ClientCache:
         trained = Trained(model_of("model", tensors), extras, memory, header["loss"], header["steps"])
         return trained, header["seconds"]
 
-    def keep(self, job: TrainJob, trained: Trained, seconds: float) -> None:
-        """Write it, if that can be done: the run goes on without, and its checkpoint will say what is wrong."""
+    def save(self, job: TrainJob, trained: Trained, seconds: float) -> None:
+        """Write the result of a job. Failures are ignored: the run continues, and its checkpoint reports them."""
         tensors = tensors_of("model", trained.state)
         tensors |= {f"extras/{name}": t for name, t in trained.extras.items()}
         tensors |= {f"memory/{name}": t for name, t in trained.memory.items()}
         path = self._path(job)
-        mine = path.with_name(f"{os.getpid()}-{path.name}")  # two processes may share a first round
+        part_path = path.with_name(f"{os.getpid()}-{path.name}")  # two processes may share a first round
         with contextlib.suppress(OSError, RunError):
             self.folder.mkdir(exist_ok=True)
-            write_tensors(mine, {"loss": trained.loss, "steps": trained.steps, "seconds": seconds}, tensors)
-            mine.replace(path)
+            write_tensors(part_path, {"loss": trained.loss, "steps": trained.steps, "seconds": seconds}, tensors)
+            part_path.replace(path)
 
     def clear(self) -> None:
+        """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, job: TrainJob) -> Path:
-        said = (
+        settings = (
             self.made_with, self.plan, self.federation.digest, self.federation.model, self.federation.train.augment,
             job.client, job.round, job.seed, job.settings, job.rules, sorted(job.broadcast), sorted(job.memory),
         )  # fmt: skip
-        vectors = [given[name] for given in (job.broadcast, job.memory) for name in sorted(given)]
+        vectors = [by_name[name] for by_name in (job.broadcast, job.memory) for name in sorted(by_name)]
         numbers = job.state.digest(self.federation.clients[job.client], *vectors)
-        digest = hashlib.sha256(f"{said!r} {numbers}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{settings!r} {numbers}".encode()).hexdigest()
         return self.folder / f"{digest[:32]}.safetensors"

@@ -1,8 +1,8 @@
-"""What worker processes are asked to do. A job's result depends on the job alone, never on who does it."""
+"""The jobs of a simulation: train a client, predict with a model. An executor runs them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,20 +16,8 @@ from fedbe.core.random import generator
 from fedbe.core.state import ModelState
 from fedbe.experiment.federation import Federation
 
-Where = Literal["server", "test"]
-EVALUATION_CHUNK = 2500  # test images in one job; fixed, so that results do not depend on the number of workers
-
-
-class Job(Protocol):
-    """size: an estimate of the work, for doing the longest first; name: for messages."""
-
-    @property
-    def size(self) -> float: ...
-
-    @property
-    def name(self) -> str: ...
-
-    def run(self, federation: Federation, runner: ModelRunner) -> Any: ...
+DataPart = Literal["server", "test"]
+EVALUATION_CHUNK = 2500  # test examples in one job; fixed, so that results do not depend on the number of workers
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,20 +62,16 @@ class PredictJob:
     """Probabilities of one model on the server's images or on (a part of) the test images."""
 
     state: ModelState
-    where: Where
+    part: DataPart
     first: int = 0
     last: int | None = None
 
     @property
-    def size(self) -> float:
-        return 1.0
-
-    @property
     def name(self) -> str:
-        return f"predictions on the {self.where} images"
+        return f"predictions on the {self.part} images"
 
     def run(self, federation: Federation, runner: ModelRunner) -> Tensor:
-        inputs: Inputs | None = federation.server if self.where == "server" else federation.test
+        inputs: Inputs | None = federation.server if self.part == "server" else federation.test
         assert inputs is not None, "a recipe without server images has no method that asks for them"
         if self.last is not None:
             inputs = _part(federation, self.first, self.last)

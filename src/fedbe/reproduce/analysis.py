@@ -13,7 +13,7 @@ from fedbe.analysis import calibration, features, simplex
 from fedbe.analysis.runs import Run, read_run
 from fedbe.core.files import write_json
 from fedbe.errors import FedBEError, RunError, SettingError, nearest
-from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.executors.base import Executor
 from fedbe.report.analysis_charts import Measured, calibration_chart, features_chart, simplex_chart
 from fedbe.report.chart import Chart
 from fedbe.reproduce.study import NAMES, Cell, Study
@@ -33,7 +33,7 @@ class Analysis:
         chart: The picture of the runs of one seed.
     """
 
-    measure: Callable[[Run, ProcessPool], Result]
+    measure: Callable[[Run, Executor], Result]
     chart: Callable[[Measured], Chart]
 
 
@@ -52,7 +52,7 @@ ANALYSES: Mapping[str, Analysis] = {
 def analyse(
     study: Study,
     study_runs: Sequence[StudyRun],
-    pool: ProcessPool | None,
+    executor: Executor | None,
     should_stop: Callable[[], bool],
     requested: Sequence[StudyRun] | None = None,
 ) -> tuple[bool, dict[Cell, str], list[Chart]]:
@@ -61,7 +61,7 @@ def analyse(
     Args:
         study: The study; `study.analysis` names the analysis.
         study_runs: All runs of the study.
-        pool: The workers; None: show only the results that were kept before.
+        executor: Runs the jobs; None: show only the results that were kept before.
         should_stop: Asked before each run.
         requested: The runs to analyse now; default: all. Kept results of the others are shown too.
 
@@ -74,9 +74,9 @@ def analyse(
     to_measure = {study_run.folder for study_run in (study_runs if requested is None else requested)}
     results: dict[Path, tuple[Run, Result] | str] = {}
     for folder in dict.fromkeys(study_run.folder for study_run in study_runs):
-        if pool is not None and should_stop():
+        if executor is not None and should_stop():
             return False, _missing(study, study_runs, results), []
-        results[folder] = _result(folder, analysis, pool if folder in to_measure else None)
+        results[folder] = _result(folder, analysis, executor if folder in to_measure else None)
     return True, _missing(study, study_runs, results), _charts(analysis, study_runs, results)
 
 
@@ -102,16 +102,16 @@ def _charts(analysis: Analysis, study_runs: Sequence[StudyRun], results: Results
     return [analysis.chart(measured)] if measured else []
 
 
-def _result(folder: Path, analysis: Analysis, pool: ProcessPool | None) -> tuple[Run, Result] | str:
+def _result(folder: Path, analysis: Analysis, executor: Executor | None) -> tuple[Run, Result] | str:
     """The result of a run, kept or measured now, or why there is none."""
     if not (folder / "run.json").exists():
         return "it has not been run"
     run, result = read_run(folder), read(folder)
-    if not result and pool is None:
+    if not result and executor is None:
         return "it has not been analysed yet"
-    if pool is not None and (not result or any(isinstance(part, str) for part in result.values())):
+    if executor is not None and (not result or any(isinstance(part, str) for part in result.values())):
         try:
-            result = analysis.measure(run, pool)
+            result = analysis.measure(run, executor)
         except FedBEError as error:
             return str(error)
         write_json(folder / FILE, result)

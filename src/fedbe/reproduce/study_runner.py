@@ -10,8 +10,8 @@ from fedbe import data
 from fedbe.data import Task
 from fedbe.errors import DataError, RunError
 from fedbe.experiment import loop, run_folder
-from fedbe.experiment.executors.process_pool import ProcessPool
-from fedbe.experiment.loop import Observer
+from fedbe.experiment.callbacks import Callback
+from fedbe.experiment.executors.base import Executor
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import dump_recipe
 from fedbe.reproduce.study import Cell, Scale, Study
@@ -106,8 +106,8 @@ def _count_seeds(root: Path) -> int:
 
 def run_study(
     runs: Sequence[StudyRun],
-    executor: ProcessPool,
-    observer: Observer,
+    executor: Executor,
+    callback: Callback,
     precision: str,
     should_stop: Callable[[], bool],
 ) -> tuple[bool, dict[Cell, str]]:
@@ -134,7 +134,7 @@ def run_study(
                 continue
             with run_folder.discard_on_error(run.folder):
                 finished = loop.execute(
-                    run.folder, executor, observer, should_stop=should_stop, task=task, first_round=first_round
+                    run.folder, executor, callback, should_stop=should_stop, task=task, first_round=first_round
                 )
             if not finished:
                 return False, missing

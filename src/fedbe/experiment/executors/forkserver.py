@@ -1,4 +1,4 @@
-"""Worker processes fork from one server process; this starts it early, before this process imports torch itself."""
+"""Worker processes fork from one server process. This starts it early, before this process imports torch itself."""
 
 import multiprocessing
 import signal
@@ -7,23 +7,26 @@ from contextlib import contextmanager
 
 
 def start_method() -> str:
-    """forkserver where there is one: torch is imported once for all workers, and no lock is copied by a fork."""
+    """The start method of multiprocessing: forkserver where it exists, else spawn.
+
+    With it torch is imported once for all workers, and no lock is copied by a fork.
+    """
     return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 def warm_up() -> None:
-    """Start the process that workers fork from, so that it imports torch while the caller does; once is enough."""
+    """Start the process that workers fork from, so that it imports torch while the caller does. Call it any time."""
     if start_method() == "forkserver":
         from multiprocessing import forkserver
 
         forkserver.set_forkserver_preload(["fedbe.experiment.executors.process_pool"])
-        with _deaf():
+        with _ignoring_interrupts():
             forkserver.ensure_running()
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """What is started within never hears Ctrl-C, not even while it imports: its parent decides when it ends."""
+def _ignoring_interrupts() -> Iterator[None]:
+    """Processes that start in this context ignore Ctrl-C, even while they import: the parent decides when they end."""
     try:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     except ValueError:  # not in the main thread, where handlers cannot be changed

@@ -1,7 +1,7 @@
 """Single-threaded worker processes: one reused model each, data in shared memory, jobs over a pipe.
 
-A worker that dies is replaced and its job done again, up to three times. Results come back in the order of the
-jobs, whoever did them and whenever. Tensors travel as NumPy arrays: a pipe needs no shared memory of its own.
+A worker process that dies is replaced and its job runs again, up to three times. Tensors travel as NumPy arrays,
+because torch would open a shared-memory file for each of them.
 """
 
 import multiprocessing
@@ -9,10 +9,10 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -23,45 +23,100 @@ from fedbe.core.compute import Plan
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.random import generator
 from fedbe.errors import FedBEError, RunError
+from fedbe.experiment.executors.base import Done, Failed, Job, Outcome, Stopped
 from fedbe.experiment.executors.forkserver import start_method, warm_up
+from fedbe.experiment.executors.memory import ProcessMemoryPeak, keep_freed_memory
 from fedbe.experiment.federation import Federation
-from fedbe.experiment.jobs import Job
-from fedbe.experiment.memory_usage import keep_freed_memory
 
 ATTEMPTS = 3
 
 
-@dataclass(frozen=True, eq=False)
-class Done:
-    value: Any
-    seconds: float = 0.0
+class _JobQueue:
+    """The jobs of one call of `map`: not drawn yet, waiting, running, finished."""
 
+    def __init__(self, jobs: Iterable[Job], ahead: int | None) -> None:
+        self._source = iter(jobs)
+        self._ahead = ahead
+        self._drawn = 0
+        self._exhausted = False
+        self._jobs: dict[int, Job] = {}  # drawn and not finished
+        self._waiting: deque[int] = deque()
+        self._attempts: dict[int, int] = {}
+        self._finished: dict[int, Outcome] = {}
+        self._next_outcome = 0
 
-@dataclass(frozen=True)
-class Failed:
-    reason: str
+    def draw(self) -> bool:
+        """Draw one more job; False if there is none, or if enough are drawn."""
+        if self._exhausted or (self._ahead is not None and self._drawn - self._next_outcome >= self._ahead):
+            return False
+        try:
+            job = next(self._source)
+        except StopIteration:
+            self._exhausted = True
+            return False
+        self._jobs[self._drawn] = job
+        self._attempts[self._drawn] = 0
+        self._waiting.append(self._drawn)
+        self._drawn += 1
+        return True
 
+    def start_next(self) -> tuple[int, Job] | None:
+        """The next job that must run, with its number; None if no job waits."""
+        if not self._waiting:
+            return None
+        number = self._waiting.popleft()
+        return number, self._jobs[number]
 
-Outcome = Done | Failed
+    def put_back(self, number: int) -> None:
+        """Let a job that was started run again."""
+        self._waiting.appendleft(number)
 
+    def count_death(self, number: int) -> bool:
+        """Note that the job's worker died; True if the job may run again."""
+        self._attempts[number] += 1
+        return self._attempts[number] < ATTEMPTS
 
-class Stopped(Exception):  # noqa: N818 (it is no error)
-    """Somebody asked to stop, and not all jobs were done."""
+    def finish(self, number: int, outcome: Outcome) -> None:
+        """Keep the outcome of a job until its turn comes."""
+        self._finished[number] = outcome
+        del self._jobs[number]
+
+    def take_outcome(self) -> Outcome | None:
+        """The next outcome in the order of the jobs, if its job has finished."""
+        outcome = self._finished.pop(self._next_outcome, None)
+        if outcome is not None:
+            self._next_outcome += 1
+        return outcome
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every job has finished and its outcome was taken."""
+        return self._exhausted and self._next_outcome == self._drawn
 
 
 class _Worker:
+    """One worker process, and the job that it runs."""
+
     def __init__(self) -> None:
         context = multiprocessing.get_context(start_method())
-        self.pipe, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_serve, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
+        self.pipe, worker_pipe = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_serve, args=(worker_pipe,), daemon=True)  # type: ignore[attr-defined]
         self.process.start()
-        theirs.close()
+        worker_pipe.close()
         self.job: int | None = None
-        self.turn: object = None  # the call of `map` that the job is of
-        self.since = 0.0
+        self.queue: _JobQueue | None = None  # the call of `map` that the job belongs to
+        self.started = 0.0
 
-    def busy_for(self, turn: object) -> bool:
-        return self.job is not None and self.turn is turn
+    def works_for(self, queue: _JobQueue) -> bool:
+        return self.job is not None and self.queue is queue
+
+    def send(self, kind: str, value: Any) -> bool:
+        """Send a message; False if the process has died."""
+        try:
+            self.pipe.send((kind, value))
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
 
     def close(self) -> None:
         self.pipe.close()
@@ -72,7 +127,14 @@ class _Worker:
 
 
 class ProcessPool:
-    """`with ProcessPool(2) as pool: pool.configure(federation, plan); results = list(pool.map(jobs))`."""
+    """An executor with a fixed number of worker processes; see `Executor`.
+
+    Args:
+        workers: The number of processes, at least 1.
+
+    Raises:
+        RunError: `workers` is below 1.
+    """
 
     def __init__(self, workers: int) -> None:
         if workers < 1:
@@ -81,7 +143,7 @@ class ProcessPool:
         self._setup: tuple[Federation, Plan] | None = None
         self._workers = [_Worker() for _ in range(workers)]
 
-    def __enter__(self) -> "ProcessPool":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,16 +151,24 @@ class ProcessPool:
             worker.close()
 
     @property
+    def workers(self) -> int:
+        """The number of worker processes."""
+        return len(self._workers)
+
+    @property
     def pids(self) -> list[int]:
+        """The process ids of the workers."""
         return [w.process.pid for w in self._workers if w.process.pid is not None]
 
+    def memory_peak(self) -> ProcessMemoryPeak:
+        """Start to measure the memory of this process and of the workers."""
+        return ProcessMemoryPeak(self.pids)
+
     def configure(self, federation: Federation, plan: Plan) -> None:
-        """Tell every worker, and every one that may replace it, which federation it works for."""
+        """Set the data and the arithmetic of the jobs that follow, for all workers and those that replace them."""
         self._setup = (federation.share_(), plan)
         for i, worker in enumerate(self._workers):
-            try:
-                worker.pipe.send(("setup", self._setup))
-            except (BrokenPipeError, ConnectionResetError):
+            if not worker.send("setup", self._setup):
                 self._replace(i)
 
     def map(
@@ -109,91 +179,77 @@ class ProcessPool:
         done: Callable[[int, Outcome], None] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[Outcome]:
-        """Outcomes in the order of the jobs; at most `ahead` jobs are drawn before their turn (default: all).
-
-        `done` is called with the number of a job and its outcome, whenever one finishes. If `should_stop`, the workers
-        end what they are at and begin nothing new; if jobs are left then, `Stopped` is raised.
-        """
-        source, turn = enumerate(jobs), object()
-        waiting: dict[int, Job] = {}  # drawn and not finished
-        attempts: dict[int, int] = {}
-        queue: deque[int] = deque()
-        finished: dict[int, Outcome] = {}
-        next_out, drawn, exhausted = 0, 0, False
+        """Run jobs in the workers; see `Executor.map`."""
+        queue = _JobQueue(jobs, ahead)
         while True:
-            while not exhausted and (ahead is None or drawn - next_out < ahead):
-                try:
-                    number, job = next(source)
-                except StopIteration:
-                    exhausted = True
-                    break
-                waiting[number], attempts[number] = job, 0
-                queue.append(number)
-                drawn += 1
-                if ahead is not None:
-                    self._hand_out(queue, waiting, turn)
-            if next_out in finished:
-                yield finished.pop(next_out)
-                next_out += 1
-                continue
-            if exhausted and next_out == drawn:
+            while queue.draw():
+                if ahead is not None:  # to draw the next job may take long: let this one start
+                    self._start_jobs(queue)
+            outcome = queue.take_outcome()
+            if outcome is not None:
+                yield outcome
+            elif queue.is_complete:
                 return
-            stopping = should_stop()
-            if stopping and not any(worker.busy_for(turn) for worker in self._workers):
-                raise Stopped
-            if not stopping:
-                self._hand_out(queue, waiting, turn)
-            for number, outcome in self._collect(attempts, turn):
-                if outcome is None:
-                    queue.appendleft(number)
-                    continue
-                finished[number] = outcome
-                del waiting[number]
-                if done is not None:
-                    if not should_stop():
-                        self._hand_out(queue, waiting, turn)  # the worker need not wait for what `done` does
-                    done(number, outcome)
+            else:
+                self._advance(queue, done, should_stop)
 
-    def _hand_out(self, queue: deque[int], waiting: dict[int, Job], turn: object) -> None:
+    def _advance(
+        self, queue: _JobQueue, done: Callable[[int, Outcome], None] | None, should_stop: Callable[[], bool]
+    ) -> None:
+        """Start what can start, and wait until a job ends."""
+        if not should_stop():
+            self._start_jobs(queue)
+        elif not any(worker.works_for(queue) for worker in self._workers):
+            raise Stopped
+        for number, outcome in self._collect(queue):
+            queue.finish(number, outcome)
+            if done is not None:
+                if not should_stop():
+                    self._start_jobs(queue)  # first, so that the worker need not wait while `done` runs
+                done(number, outcome)
+
+    def _start_jobs(self, queue: _JobQueue) -> None:
+        """Give a job to each idle worker, while there are jobs."""
         for i, worker in enumerate(self._workers):
-            if not queue:
-                return
-            if worker.busy_for(turn):
+            if worker.works_for(queue):
                 continue
-            if worker.job is not None:  # of a call that was given up: its outcome must not be taken for another's
+            following = queue.start_next()
+            if following is None:
+                return
+            if worker.job is not None:  # from a call of `map` that was abandoned: its outcome must not be mixed up
                 self._replace(i)
                 worker = self._workers[i]
-            worker.job, worker.turn, worker.since = queue.popleft(), turn, time.perf_counter()
-            try:
-                worker.pipe.send(("job", _plain(waiting[worker.job])))
-            except (BrokenPipeError, ConnectionResetError):
-                queue.appendleft(worker.job)
+            number, job = following
+            worker.job, worker.queue, worker.started = number, queue, time.perf_counter()
+            if not worker.send("job", _to_arrays(job)):
+                queue.put_back(number)
                 self._replace(i)
 
-    def _collect(self, attempts: dict[int, int], turn: object) -> Iterator[tuple[int, Outcome | None]]:
-        """Wait for something to happen; (number, None) means that the job must be done again."""
-        busy = [w for w in self._workers if w.busy_for(turn)]
+    def _collect(self, queue: _JobQueue) -> Iterator[tuple[int, Outcome]]:
+        """Wait until at least one worker answers or dies, and yield the jobs that have ended."""
+        busy = [worker for worker in self._workers if worker.works_for(queue)]
         if not busy:
             return
-        ready = set(wait([w.pipe for w in busy]))
+        ready = set(wait([worker.pipe for worker in busy]))
         for i, worker in enumerate(self._workers):
             if worker.job is None or worker.pipe not in ready:
                 continue
             number = worker.job
             try:
                 kind, value = worker.pipe.recv()
-            except (EOFError, ConnectionResetError, OSError):
-                code = self._replace(i)
-                attempts[number] += 1
-                again = attempts[number] < ATTEMPTS
-                reason = f"its worker process died {ATTEMPTS} times (exit code {code})"
-                yield number, None if again else Failed(reason)
+            except (EOFError, OSError):
+                exit_code = self._replace(i)
+                if queue.count_death(number):
+                    queue.put_back(number)
+                else:
+                    yield number, Failed(f"its worker process died {ATTEMPTS} times (exit code {exit_code})")
                 continue
             worker.job = None
-            seconds = time.perf_counter() - worker.since
-            yield number, Done(_tensors(value), seconds) if kind == "done" else Failed(str(value))
+            seconds = time.perf_counter() - worker.started
+            yield number, Done(_to_tensors(value), seconds) if kind == "done" else Failed(str(value))
 
     def _replace(self, i: int) -> int | None:
+        """Start a new process in place of a worker; returns the exit code of the old one."""
         old = self._workers[i]
         old.close()
         self._workers[i] = _Worker()
@@ -203,8 +259,8 @@ class ProcessPool:
 
 
 def _serve(pipe: Connection) -> None:
-    """A worker's life: wait for a setup, then do one job after the other until the pipe closes."""
-    # Ctrl-C goes to the whole terminal; the parent decides what it means.
+    """The main function of a worker process: run one job after the other until the pipe closes."""
+    # Ctrl-C goes to every process of the terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -225,34 +281,38 @@ def _serve(pipe: Connection) -> None:
                 runner, problem = None, str(error)
             continue
         if runner is None or federation is None:
-            pipe.send(("failed", problem))
-            continue
-        try:
-            answer = ("done", _plain(_tensors(value).run(federation, runner)))
-        except Exception as error:
-            answer = ("failed", f"{type(error).__name__}: {error}")
+            answer = ("failed", problem)
+        else:
+            answer = _answer(_to_tensors(value), federation, runner)
         try:
             pipe.send(answer)
         except OSError:  # the pool was closed meanwhile
             return
 
 
-def _mapped(value: Any, convert: Callable[[Any], Any]) -> Any:
-    """The same dataclasses, dicts and tuples with every tensor or array converted."""
+def _answer(job: Job, federation: Federation, runner: ModelRunner) -> tuple[str, Any]:
+    try:
+        return "done", _to_arrays(job.run(federation, runner))
+    except Exception as error:
+        return "failed", f"{type(error).__name__}: {error}"
+
+
+def _converted(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """The same dataclasses and dicts with every tensor or array converted."""
     if isinstance(value, Tensor | np.ndarray):
         return convert(value)
     if isinstance(value, dict):
-        return {k: _mapped(v, convert) for k, v in value.items()}
+        return {k: _converted(v, convert) for k, v in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         names = [f.name for f in fields(value) if f.init]
-        changed = {n: _mapped(getattr(value, n), convert) for n in names}
+        changed = {n: _converted(getattr(value, n), convert) for n in names}
         return replace(value, **{n: v for n, v in changed.items() if v is not getattr(value, n)})
     return value
 
 
-def _plain(value: Any) -> Any:
-    return _mapped(value, lambda t: t.numpy() if isinstance(t, Tensor) else t)
+def _to_arrays(value: Any) -> Any:
+    return _converted(value, lambda t: t.numpy() if isinstance(t, Tensor) else t)
 
 
-def _tensors(value: Any) -> Any:
-    return _mapped(value, lambda a: torch.from_numpy(a) if isinstance(a, np.ndarray) else a)
+def _to_tensors(value: Any) -> Any:
+    return _converted(value, lambda a: torch.from_numpy(a) if isinstance(a, np.ndarray) else a)

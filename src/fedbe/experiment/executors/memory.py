@@ -1,4 +1,4 @@
-"""How much memory the processes of a run need, phase by phase, and how they hold on to it."""
+"""How much memory processes use, and how they reuse it."""
 
 import ctypes
 import os
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-# mallopt's names in glibc's malloc.h, and the largest threshold that it takes.
+# The names of mallopt's options in glibc's malloc.h, and the largest threshold that it accepts.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST = -1, -3, 32 * 2**20
 
 
@@ -15,8 +15,8 @@ def keep_freed_memory() -> None:
     """Let this process reuse the memory that it frees instead of handing it back to the system.
 
     Each step of a convolutional network frees and takes the same few megabytes. Handed back, they return as fresh
-    pages that must be mapped and zeroed one by one: that was a third of a ConvNet step. Only glibc can be told; others
-    are left as they are.
+    pages that must be mapped and zeroed one by one: that was a third of a ConvNet step. Only glibc has this setting;
+    elsewhere nothing changes.
     """
     if sys.platform != "linux":
         return
@@ -26,14 +26,17 @@ def keep_freed_memory() -> None:
         libc.mallopt(M_MMAP_THRESHOLD, LARGEST)
 
 
-class Peak:
-    """The largest resident memory of some processes since this was made, summed, in MB.
+class ProcessMemoryPeak:
+    """The largest resident memory of some processes since this object was created, summed, in MB.
 
-    Linux keeps a high-water mark for each process and lets it be reset; pages that processes share count in each.
-    Elsewhere the figure is the peak of this process since it started.
+    Linux keeps a high-water mark for each process and can reset it. Pages that processes share count in each of them.
+    On other systems the figure is the peak of this process since it started.
+
+    Args:
+        workers: The ids of the processes that count in addition to this one.
     """
 
-    def __init__(self, workers: Iterable[int]) -> None:
+    def __init__(self, workers: Iterable[int] = ()) -> None:
         self._pids = (os.getpid(), *workers)
         for pid in self._pids:
             try:
@@ -42,8 +45,9 @@ class Peak:
                 continue
 
     def mb(self) -> float:
-        found = [_high_water_mb(pid) for pid in self._pids]
-        return round(sum(found) or _own_peak_mb(), 1)
+        """The sum of the peaks, in MB."""
+        peaks = [_high_water_mb(pid) for pid in self._pids]
+        return round(sum(peaks) or _own_peak_mb(), 1)
 
 
 def _high_water_mb(pid: int) -> float:

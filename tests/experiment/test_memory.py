@@ -7,22 +7,22 @@ import sys
 
 import pytest
 
-from fedbe.experiment.memory_usage import Peak
+from fedbe.experiment.executors.memory import ProcessMemoryPeak
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a mark that can be reset")
 def test_a_peak_belongs_to_its_phase() -> None:
-    first = Peak([])
+    first = ProcessMemoryPeak([])
     with mmap.mmap(-1, 100 * 2**20) as big:  # not the heap's, which may keep what other tests have freed
         big.write(bytes(len(big)))
         before = first.mb()
-    second = Peak([])
+    second = ProcessMemoryPeak([])
     assert before - second.mb() > 80
 
 
 FAULTS = """
 import resource, torch
-from fedbe.experiment.memory_usage import keep_freed_memory
+from fedbe.experiment.executors.memory import keep_freed_memory
 keep_freed_memory()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for step in range(10):

@@ -1,0 +1,63 @@
+"""Jobs run in this process, one after the other. Slow, but a debugger sees everything."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Self
+
+from fedbe.core.compute import Plan, one_thread
+from fedbe.core.model_runner import ModelRunner
+from fedbe.core.random import generator
+from fedbe.experiment.executors.base import Done, Failed, Job, Outcome, Stopped
+from fedbe.experiment.executors.memory import ProcessMemoryPeak
+from fedbe.experiment.federation import Federation
+
+
+class Serial:
+    """An executor without worker processes. Jobs use one thread, as in a worker, so the results have the same bits."""
+
+    workers = 1
+
+    def __init__(self) -> None:
+        self._setup: tuple[Federation, ModelRunner] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._setup = None
+
+    def configure(self, federation: Federation, plan: Plan) -> None:
+        """Set the data and the arithmetic of the jobs that follow."""
+        # The weights do not matter: every job loads its own.
+        self._setup = (federation, ModelRunner(federation.model.build(generator(0)), plan))
+
+    def map(
+        self,
+        jobs: Iterable[Job],
+        *,
+        ahead: int | None = None,  # noqa: ARG002 (a job is drawn only when it runs)
+        done: Callable[[int, Outcome], None] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Outcome]:
+        """Run each job when its outcome is asked for; see `Executor.map`."""
+        for number, job in enumerate(jobs):
+            if should_stop():
+                raise Stopped
+            outcome = self._run(job)
+            if done is not None:
+                done(number, outcome)
+            yield outcome
+
+    def memory_peak(self) -> ProcessMemoryPeak:
+        """Start to measure the memory of this process."""
+        return ProcessMemoryPeak()
+
+    def _run(self, job: Job) -> Outcome:
+        assert self._setup is not None, "`configure` is called before `map`"
+        begin = time.perf_counter()
+        try:
+            with one_thread():
+                value = job.run(*self._setup)
+        except Exception as error:
+            return Failed(f"{type(error).__name__}: {error}")
+        return Done(value, time.perf_counter() - begin)

@@ -1,0 +1,123 @@
+"""A simulated federation: data, method, seed, model and executor of a run, and what follows from them."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbe.algorithms.client.lr_schedule import step_size
+from fedbe.algorithms.client.training import LocalSettings
+from fedbe.algorithms.ensemble import EnsembleSettings
+from fedbe.algorithms.methods import Method
+from fedbe.algorithms.vote import Member, Predictor
+from fedbe.core.compute import Plan, server_threads
+from fedbe.core.model_runner import ModelRunner
+from fedbe.core.random import generator
+from fedbe.errors import RunError
+from fedbe.experiment.executors.base import Executor, Failed, Outcome
+from fedbe.experiment.executors.memory import keep_freed_memory
+from fedbe.experiment.federation import Federation, initial_weights
+from fedbe.experiment.jobs import DataPart, PredictJob
+from fedbe.experiment.recipe import Recipe
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """One federation with one method and one seed, and the means to run it.
+
+    Args:
+        recipe: The settings of the experiment.
+        method: The method, with the recipe's settings.
+        seed: All randomness of the run follows from it.
+        federation: The data of the server and of all clients.
+        runner: The model of this process, for the server step.
+        executor: Runs the clients' training and the predictions.
+    """
+
+    recipe: Recipe
+    method: Method
+    seed: int
+    federation: Federation
+    runner: ModelRunner
+    executor: Executor
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds of the whole run."""
+        return self.recipe.rounds(self.method)
+
+    def cohort(self, round: int) -> list[int]:
+        """The clients of a round, ascending: a function of (seed, round)."""
+        total = len(self.federation.clients)
+        size = self.recipe.training.clients_per_round or total
+        drawn = torch.randperm(total, generator=generator(self.seed, round, "cohort"))[:size]
+        return sorted(drawn.tolist())
+
+    def epochs(self, client: int) -> int:
+        """The local epochs of one client: the recipe's number, or one that is drawn once for each client."""
+        if self.method.one_round:
+            return self.recipe.training.one_round_epochs
+        epochs = self.recipe.training.epochs
+        if isinstance(epochs, int):
+            return epochs
+        low, high = epochs
+        return int(torch.randint(low, high + 1, (1,), generator=generator(self.seed, 0, "epochs", client)).item())
+
+    def lr(self, round: int) -> float:
+        """The clients' learning rate in a round."""
+        training = self.recipe.training
+        return step_size(training.lr, round, self.rounds, training.schedule)
+
+    def local_settings(self, round: int, client: int) -> LocalSettings:
+        """The settings of one client's SGD in a round."""
+        t = self.recipe.training
+        return LocalSettings(self.epochs(client), t.batch_size, self.lr(round), t.lr_decay, t.momentum, t.weight_decay)
+
+    def ensemble(self, **changes: Any) -> EnsembleSettings:
+        """The ensemble of this method and recipe, with some settings changed."""
+        return self.recipe.ensemble(self.method, **changes)
+
+    def predictor(self, part: DataPart) -> Predictor:
+        """A function from members to their probabilities on the server's or the test data.
+
+        The executor computes them, and no more models than it needs are in memory at once.
+        """
+
+        def predict(members: Iterable[Member]) -> Iterator[Tensor]:
+            jobs = (PredictJob(member.state, part) for member in members)
+            return map(probabilities, self.executor.map(jobs, ahead=self.executor.workers + 1))
+
+        return predict
+
+
+def probabilities(outcome: Outcome) -> Tensor:
+    """The result of a `PredictJob`; RunError if it failed."""
+    if isinstance(outcome, Failed):
+        raise RunError(f"a model could not be evaluated: {outcome.reason}")
+    value: Tensor = outcome.value
+    return value
+
+
+def make_simulation(
+    recipe: Recipe, method_name: str, seed: int, precision: str, federation: Federation, executor: Executor
+) -> Simulation:
+    """Build a simulation, and prepare the executor and this process for it.
+
+    Raises:
+        RunError: The method, or the ensemble that is measured, needs server data and the recipe has none.
+    """
+    method = recipe.method_for(method_name)
+    module = initial_weights(federation.model, seed)
+    needs_unlabeled = method.needs_unlabeled(module)
+    if recipe.evaluation.ensemble:
+        measured = recipe.ensemble(method, members=recipe.evaluation.ensemble)
+        needs_unlabeled = needs_unlabeled or measured.needs_unlabeled(module)
+    if needs_unlabeled and federation.server is None:
+        raise RunError(f"{method.title} needs images at the server: set data.server or data.unlabeled in the recipe")
+    plan = Plan(precision)
+    executor.configure(federation, plan)
+    torch.set_num_threads(server_threads(module))
+    keep_freed_memory()
+    return Simulation(recipe, method, seed, federation, ModelRunner(module, plan), executor)

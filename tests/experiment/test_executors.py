@@ -1,0 +1,87 @@
+"""Serial, and the choice of an executor. test_process_pool.py has the worker processes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedbe.core.compute import Plan
+from fedbe.core.model_runner import ModelRunner
+from fedbe.errors import RunError
+from fedbe.experiment.executors import make_executor
+from fedbe.experiment.executors.base import Done, Failed, Outcome, Stopped
+from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.executors.serial import Serial
+from fedbe.experiment.federation import Federation, prepare
+from fedbe.experiment.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Echo:
+    number: int
+    name: str = "echo"
+
+    def run(self, federation: Federation, runner: ModelRunner) -> tuple[int, int]:  # noqa: ARG002
+        if self.number < 0:
+            raise ValueError("it must not be negative")
+        return self.number, torch.get_num_threads()
+
+
+@pytest.fixture
+def serial(small: Recipe) -> Iterator[Serial]:
+    with Serial() as executor:
+        executor.configure(prepare(small, 0), Plan())
+        yield executor
+
+
+def test_workers_decide_the_executor() -> None:
+    with make_executor(0) as none, make_executor(1) as one:
+        assert isinstance(none, Serial)
+        assert isinstance(one, ProcessPool)
+        assert none.workers == one.workers == 1
+    with pytest.raises(RunError, match="workers"):
+        make_executor(-1)
+
+
+def test_jobs_run_when_their_outcome_is_asked_for_and_with_one_thread(serial: Serial) -> None:
+    drawn: list[int] = []
+
+    def jobs() -> Iterator[Echo]:
+        for number in range(3):
+            drawn.append(number)
+            yield Echo(number)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        outcomes = serial.map(jobs(), ahead=1)
+        first = next(outcomes)
+        assert isinstance(first, Done)
+        assert (first.value, drawn) == ((0, 1), [0])
+        assert torch.get_num_threads() == 2
+        assert len(list(outcomes)) == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_exception_is_a_reason(serial: Serial) -> None:
+    failed, done = serial.map([Echo(-1), Echo(1)])
+    assert failed == Failed("ValueError: it must not be negative")
+    assert isinstance(done, Done)
+
+
+def test_a_stop_runs_no_other_job(serial: Serial) -> None:
+    finished: list[int] = []
+
+    def done(number: int, _: Outcome) -> None:
+        finished.append(number)
+
+    with pytest.raises(Stopped):
+        list(serial.map([Echo(i) for i in range(3)], done=done, should_stop=lambda: bool(finished)))
+    assert finished == [0]
+    assert len(list(serial.map([Echo(0)], done=done, should_stop=lambda: False))) == 1
+
+
+def test_memory_is_measured_from_now_on(serial: Serial) -> None:
+    assert serial.memory_peak().mb() > 0
