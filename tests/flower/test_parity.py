@@ -70,11 +70,10 @@ def flower(recipe, federation, local_grid, tmp_path):
         sim = Simulation(recipe, chosen, SEED, federation, None, None)
 
         def train(request):
-            own = federation.clients[request.client_id]
+            index = federation.clients[request.client_id]
             settings = sim.local_settings(request.round, request.client_id)
-            return request.fit(
-                initial_weights(federation.model, 99), federation.train.select(own), federation.labels[own], settings
-            )
+            inputs, labels = federation.train.select(index), federation.labels[index]
+            return request.fit(initial_weights(federation.model, 99), inputs, labels, settings)
 
         ours = strategy(
             method,
@@ -102,16 +101,16 @@ def test_flower_equals_the_simulator(method, simulated, flower, tmp_path, recipe
     expected = simulated(method)
     ours, grid, arrays, rounds = flower(method)
     result = ours.start(grid, arrays, rounds)
-    found = checkpoint.latest(tmp_path / "flower")
+    saved = checkpoint.latest(tmp_path / "flower")
     layout = ours.server.runner.layout
     assert same(layout.pack(result.arrays.to_torch_state_dict()), expected.model)
-    assert (found.round, same(found.model, expected.model)) == (rounds, True)
-    assert {n: t.tolist() for n, t in found.memory.items()} == {n: t.tolist() for n, t in expected.memory.items()}
-    assert found.clients.keys() == expected.clients.keys()
-    for client, own in expected.clients.items():
-        assert torch.equal(found.clients[client]["control"], own["control"])
-    assert [m.name for m in found.members] == [m.name for m in expected.members]
-    assert all(same(a.state, b.state) for a, b in zip(found.members, expected.members, strict=True))
+    assert (saved.round, same(saved.model, expected.model)) == (rounds, True)
+    assert {n: t.tolist() for n, t in saved.memory.items()} == {n: t.tolist() for n, t in expected.memory.items()}
+    assert saved.clients.keys() == expected.clients.keys()
+    for client, memory in expected.clients.items():
+        assert torch.equal(saved.clients[client]["control"], memory["control"])
+    assert [m.name for m in saved.members] == [m.name for m in expected.members]
+    assert all(same(a.state, b.state) for a, b in zip(saved.members, expected.members, strict=True))
     sim = Simulation(recipe, ours.method, SEED, federation, None, None)
     assert [who for kind, who in grid.asked if kind == "train"] == [sim.cohort(r + 1) for r in range(rounds)]
 

@@ -16,21 +16,20 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
-from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from torch import Tensor, nn
 
-from fedbe.algorithms.api import RoundInfo, server
+from fedbe.algorithms.api import server
 from fedbe.algorithms.server.guard import SetAside, printable
 from fedbe.core.random import generator
 from fedbe.core.state import ModelState
-from fedbe.core.updates import ClientId, check_num_examples
+from fedbe.core.updates import check_num_examples
 from fedbe.errors import AggregationError, SettingError, StateError
 from fedbe.experiment.run_state import RunState
 from fedbe.flower import messages
 from fedbe.flower.arrays import read_arrays, split_extras, state_spec, to_record
 from fedbe.flower.nodes import NodeManager, sender
-from fedbe.flower.recorder import RunRecorder
-from fedbe.flower.replies import RoundReplies, check_no_error, comparable, num_examples
+from fedbe.flower.recorder import RunRecorder, round_line
+from fedbe.flower.replies import RoundReplies, average_metrics, check_no_error, describe_unreadable, num_examples
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]  # (round, global model) -> metrics
 _FLOWER_ARGUMENTS = tuple(n for n in inspect.signature(FlowerFedAvg.__init__).parameters if n != "self")
@@ -203,17 +202,27 @@ class MethodStrategy(FlowerFedAvg):
         try:
             state = self.server.aggregate(self._previous, received)
         except AggregationError as error:
-            raise AggregationError(
-                f"round {self.server.round + 1}: {error}{_unreadable(received.set_aside)}"
-            ) from error
-        used = {client: received.valid[client] for client in self._info().clients}
+            unreadable = describe_unreadable(received.set_aside)
+            raise AggregationError(f"round {self.server.round + 1}: {error}{unreadable}") from error
+        return to_record(state), self._finish_round(layout.pack(state), received)
+
+    def _finish_round(self, model: ModelState, received: RoundReplies) -> MetricRecord | None:
+        """Update the clients' memories, write the round to the folder, and average the metrics of training."""
+        info = self.server.info
+        assert info is not None, "`aggregate` sets it"
+        used = {client: received.valid[client] for client in info.clients}
         self.nodes.update({reply.node: reply.extras for reply in used.values()})
         asked = [m.metadata.dst_node_id for m in self._train_messages]
         silent = [SetAside(self.nodes.client(n), "it sent no reply in time") for n in asked if n not in received.nodes]
-        line = self._line([*received.set_aside, *silent], time.perf_counter() - self._round_start)
-        metrics = self._average([(client, reply.content) for client, reply in used.items()], self.train_metrics_aggr_fn)
-        self.recorder.save_round(self._state(layout.pack(state)), line, metrics)
-        return to_record(state), metrics
+        set_aside = [*received.set_aside, *silent, *info.set_aside]
+        for one in set_aside:
+            log(WARNING, "round %s: client %s is set aside: %s", info.round, one.client_id, one.reason)
+        line = round_line(info, self.method.name, set_aside, time.perf_counter() - self._round_start)
+        contents = [(client, reply.content) for client, reply in used.items()]
+        metrics = average_metrics(contents, self.train_metrics_aggr_fn, self.weighted_by_key)
+        state = RunState(info.round, model, self.server.memory, self.nodes.memories, self.server.members)
+        self.recorder.save_round(state, line, metrics)
+        return metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -242,19 +251,9 @@ class MethodStrategy(FlowerFedAvg):
                 log(WARNING, "the evaluation of client %s is left out: %s", client, printable(str(error)))
             else:
                 valid.append((client, message.content))
-        metrics = self._average(valid, self.evaluate_metrics_aggr_fn)
+        metrics = average_metrics(valid, self.evaluate_metrics_aggr_fn, self.weighted_by_key)
         self.recorder.add_metrics("evaluate", self._first_round + server_round, metrics)
         return metrics
-
-    def _average(
-        self,
-        contents: list[tuple[ClientId, RecordDict]],
-        aggregate: Callable[[list[RecordDict], str], MetricRecord],
-    ) -> MetricRecord | None:
-        """Flower's own average needs numbers of one form; a user's function gets all replies."""
-        is_default = aggregate is aggregate_metricrecords
-        chosen = comparable(contents) if is_default else [content for _, content in contents]
-        return aggregate(chosen, self.weighted_by_key) if chosen else None
 
     def _read_model(self, arrays: ArrayRecord) -> dict[str, Tensor]:
         return read_arrays(split_extras(arrays)[0], state_spec(self.server.runner.layout), "the global model")
@@ -266,40 +265,3 @@ class MethodStrategy(FlowerFedAvg):
         if self.identify and (size < len(online) or self.method.extras):
             self.nodes.identify(grid, online)
         return self.nodes.sample(online, size, generator(self.server.seed, number, role))
-
-    def _info(self) -> RoundInfo:
-        assert self.server.info is not None, "a round was aggregated"
-        return self.server.info
-
-    def _state(self, model: ModelState) -> RunState:
-        return RunState(self.server.round, model, self.server.memory, self.nodes.memories, self.server.members)
-
-    def _line(self, set_aside: list[SetAside], seconds: float) -> dict[str, Any]:
-        """The round's line of rounds.jsonl."""
-        info = self._info()
-        all_set_aside = [*set_aside, *info.set_aside]
-        for one in all_set_aside:
-            log(WARNING, "round %s: client %s is set aside: %s", info.round, one.client_id, one.reason)
-        step: dict[str, Any] = {}
-        for name in ("average", "ensemble", "student"):
-            if metrics := getattr(info.step, name):
-                step[name] = metrics.as_dict()
-        if info.step.disagreement is not None:
-            step["disagreement"] = info.step.disagreement
-        return {
-            "round": info.round,
-            "method": self.method.name,
-            "clients": list(info.clients),
-            "set_aside": [{"client": s.client_id, "reason": s.reason} for s in all_set_aside],
-            "server": step,
-            "seconds": {**info.step.seconds, "round": seconds},
-        }
-
-
-def _unreadable(set_aside: list[SetAside]) -> str:
-    """The first three clients whose replies could not be read, as the end of an error message."""
-    if not set_aside:
-        return ""
-    shown = "; ".join(f"client {s.client_id}: {s.reason}" for s in set_aside[:3])
-    more = f"; and {len(set_aside) - 3} more" if len(set_aside) > 3 else ""
-    return f" Unreadable: {shown}{more}."

@@ -136,7 +136,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _signal_group(pid: int, number: int) -> bool:
-    """Send a signal (0: none) to a process group. False if there is no such group of ours."""
+    """Send a signal (0: none) to a process group. False if the group does not exist or is not ours."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):

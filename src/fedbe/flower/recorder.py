@@ -9,7 +9,7 @@ FOLDER/nodes.json                 only if there were too few nodes: how many are
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from flwr.app import MetricRecord
 
-from fedbe.algorithms.api import Server
+from fedbe.algorithms.api import RoundInfo, Server
+from fedbe.algorithms.server.guard import SetAside
 from fedbe.core.files import locked, make_folder, write_json
 from fedbe.core.state import Layout, ModelState
 from fedbe.errors import RunError
@@ -111,6 +112,24 @@ class RunRecorder:
                 f"{path} is damaged: restore it from a copy, or remove it and lose earlier metrics"
             ) from error
         return {kind: report.get(kind, {}) for kind in METRIC_KINDS}
+
+
+def round_line(info: RoundInfo, method: str, set_aside: Iterable[SetAside], seconds: float) -> dict[str, Any]:
+    """The line of a round in rounds.jsonl."""
+    step: dict[str, Any] = {}
+    for name in ("average", "ensemble", "student"):
+        if metrics := getattr(info.step, name):
+            step[name] = metrics.as_dict()
+    if info.step.disagreement is not None:
+        step["disagreement"] = info.step.disagreement
+    return {
+        "round": info.round,
+        "method": method,
+        "clients": list(info.clients),
+        "set_aside": [{"client": s.client_id, "reason": s.reason} for s in set_aside],
+        "server": step,
+        "seconds": {**info.step.seconds, "round": seconds},
+    }
 
 
 def read_node_count(folder: Path) -> tuple[int, int] | None:

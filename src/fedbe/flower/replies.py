@@ -1,13 +1,14 @@
 """The replies of a round, read one at a time: each becomes a ClientUpdate or is set aside with a reason."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from torch import Tensor
 
 from fedbe.algorithms.methods import Method
@@ -127,7 +128,30 @@ def check_no_error(message: Message) -> None:
         raise StateError(f"it failed: {lines[-1][:200] if lines else 'no reason was given'}")
 
 
-def comparable(contents: Iterable[tuple[ClientId, RecordDict]]) -> list[RecordDict]:
+def describe_unreadable(set_aside: Sequence[SetAside]) -> str:
+    """The first three clients whose replies could not be read, as the end of an error message."""
+    if not set_aside:
+        return ""
+    shown = "; ".join(f"client {s.client_id}: {s.reason}" for s in set_aside[:3])
+    more = f"; and {len(set_aside) - 3} more" if len(set_aside) > 3 else ""
+    return f" Unreadable: {shown}{more}."
+
+
+def average_metrics(
+    contents: Sequence[tuple[ClientId, RecordDict]],
+    aggregate: Callable[[list[RecordDict], str], MetricRecord],
+    weight_key: str,
+) -> MetricRecord | None:
+    """Average the metrics of replies; None if there are none.
+
+    Flower's own average gets only the replies that it can average. A user's function gets all of them.
+    """
+    is_default = aggregate is aggregate_metricrecords
+    chosen = _comparable(contents) if is_default else [content for _, content in contents]
+    return aggregate(chosen, weight_key) if chosen else None
+
+
+def _comparable(contents: Iterable[tuple[ClientId, RecordDict]]) -> list[RecordDict]:
     """The replies whose metrics can be averaged: finite, and with the most common names and lengths."""
     finite = []
     for client, content in contents:
