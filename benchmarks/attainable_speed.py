@@ -10,13 +10,13 @@ import sys
 import time
 
 import torch
-from fedbe.experiment.memory_usage import keep_freed_memory
 from torch.nn import functional
 
 from fedbe.core.compute import Plan
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.optim import SGD
 from fedbe.core.random import generator
+from fedbe.experiment.executors.memory import keep_freed_memory
 from fedbe.models import build
 
 BATCH_SIZE = 40
