@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedbe import Plan
 from fedbe.core.model_runner import ModelRunner
 from fedbe.errors import ModelError, SettingError
 
@@ -83,6 +84,30 @@ def test_a_module_that_cannot_be_copied():
     module.lock = threading.Lock()
     with pytest.raises(ModelError, match="cannot be copied"):
         ModelRunner(module)
+
+
+@pytest.mark.parametrize("out", [lambda x: (x, x), lambda x: x[:1], lambda x: x.sum(), lambda x: x.long()])
+def test_something_else_than_logits(out):
+    class Wrong(nn.Linear):
+        def forward(self, x):
+            return out(super().forward(x))
+
+    with pytest.raises(ModelError, match="`model` must return"):
+        ModelRunner(Wrong(2, 3)).logits(torch.ones(4, 2))
+
+
+def test_a_frozen_model_cannot_be_trained():
+    with pytest.raises(ModelError, match="requires_grad=True"):
+        ModelRunner(nn.Linear(2, 2).requires_grad_(False)).trainable()
+
+
+def test_images_and_convolutions_are_channels_last_if_planned(network):
+    images = torch.rand(2, 3, 8, 8)
+    planned, plain = (ModelRunner(network("conv-gn"), Plan(channels_last=on)) for on in (True, False))
+    weights = [runner.module[0].weight for runner in (planned, plain)]
+    assert [w.is_contiguous(memory_format=torch.channels_last) for w in weights] == [True, False]
+    plain.load(planned.read())
+    torch.testing.assert_close(planned.logits(images), plain.logits(images))
 
 
 def test_not_a_module():

@@ -150,7 +150,7 @@ class TestLayout:
         module = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
         layout = Layout(module)
         state = layout.pack(module.state_dict())
-        layout.check(state)
+        assert layout.packed(state) is state
         with pytest.raises(StateError, match=message):
             layout.check(ModelState(**({k: getattr(state, k) for k in ("params", "buffers", "counters")} | change)))
 

@@ -1,0 +1,56 @@
+"""Functions of the user, named as module:function."""
+
+import hashlib
+import sys
+
+import pytest
+
+from fedbe import DataError
+from fedbe.core.plugins import call_function, load_function, source_digest
+
+SOURCE = """
+value = 3
+
+
+def double(x):
+    return 2 * x
+
+
+def fail(x):
+    raise KeyError(x)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path, monkeypatch):
+    """The module `users_module` in the current directory, which is not yet on the path."""
+    (tmp_path / "users_module.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    yield
+    sys.modules.pop("users_module", None)
+
+
+def test_a_function_of_the_current_directory():
+    assert load_function("users_module:double", DataError)(4) == 8
+    assert call_function("users_module:double", DataError, x=5) == 10
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("users_module:none", "no attribute 'none'"), ("no_module:f", "no_module"), ("users_module:value", "is a int")],
+)
+def test_names_without_a_function(path, message):
+    with pytest.raises(DataError, match=f"'{path}' must name a function.*{message}"):
+        load_function(path, DataError)
+
+
+def test_a_function_that_fails_is_named():
+    with pytest.raises(DataError, match="'users_module:fail' failed with KeyError"):
+        call_function("users_module:fail", DataError, x=1)
+
+
+def test_the_digest_is_that_of_the_source_file():
+    load_function("users_module:double", DataError)
+    assert source_digest("users_module:double") == hashlib.sha256(SOURCE.encode()).hexdigest()[:16]
+    assert source_digest("builtins:len") == "builtins:len"
