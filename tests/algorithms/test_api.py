@@ -126,9 +126,9 @@ class TestMethods:
         assert server.info.step.average.accuracy == pytest.approx(float(accuracy))
 
     def test_unknown_names(self, network):
-        with pytest.raises(SettingError, match="unknown method 'fedbe-fedavgm': did you mean"):
+        with pytest.raises(SettingError, match="unknown method 'fedbe-fedavgm'"):
             fedbe.server("fedbe-fedavgm", network("mlp"))
-        with pytest.raises(SettingError, match="FedAvgM has no setting 'betta': did you mean 'beta'"):
+        with pytest.raises(SettingError, match="did you mean 'beta'"):
             FedAvgM(network("mlp"), betta=0.9)
 
 
@@ -225,7 +225,7 @@ class TestModels:
         module = network("mlp-bn").requires_grad_(False)
         state = _round(FedAvg(module), module, replies(module))
         assert not torch.equal(state["0.weight"], module[0].weight)
-        with pytest.raises(ModelError, match="no parameter with requires_grad=True, so it cannot be trained"):
+        with pytest.raises(ModelError, match="requires_grad=True"):
             FedBE(module, unlabeled=inputs_for("mlp-bn"))
 
     @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
@@ -304,11 +304,11 @@ class TestInputs:
     def test_a_single_input_is_too_little_for_batch_norm(self, network, inputs_for, replies):
         module = network("mlp-bn")
         server = FedBE(module, unlabeled=inputs_for("mlp-bn", 1), **QUICK)
-        with pytest.raises(SettingError, match="BatchNorm cannot learn from a single input"):
+        with pytest.raises(SettingError, match="single input"):
             _round(server, module, replies(module))
 
     def test_a_share_of_the_rounds_needs_their_number_before_anybody_trains(self, network, inputs_for):
-        with pytest.raises(SettingError, match="needs to know how many rounds there will be: give `rounds`"):
+        with pytest.raises(SettingError, match="give `rounds`"):
             FedBE(network("mlp"), unlabeled=inputs_for("mlp"), variant="tuned")
         assert FedBE(network("mlp"), unlabeled=inputs_for("mlp"), variant="tuned", rounds=10).rounds == 10
 
@@ -321,8 +321,8 @@ class TestInputs:
     @pytest.mark.parametrize(
         ("unlabeled", "message"),
         [
-            (torch.zeros(24, 5), "must hold inputs that `model` takes, but it says: .*2x5"),
-            (torch.zeros(24, 4, dtype=torch.uint8), "must hold inputs that `model` takes, but it says: .*dtype"),
+            (torch.zeros(24, 5), "inputs that `model` takes.*2x5"),
+            (torch.zeros(24, 4, dtype=torch.uint8), "inputs that `model` takes.*dtype"),
         ],
     )
     def test_inputs_that_the_model_does_not_take_are_refused_before_anybody_trains(self, network, unlabeled, message):
@@ -359,8 +359,8 @@ class TestInputs:
         [
             ({"rounds": 0}, "`rounds` must be a whole number >= 1, got 0"),
             ({"rounds": "3"}, "`rounds` must be a whole number >= 1, got '3'"),
-            ({"total_clients": 2.5}, "`total_clients` must be a whole number >= 1, got 2.5"),
-            ({"min_clients": "2"}, "`min_clients` must be a whole number >= 1, got '2'"),
+            ({"total_clients": 2.5}, "`total_clients` must be"),
+            ({"min_clients": "2"}, "`min_clients` must be"),
         ],
     )
     def test_counts_that_are_none(self, network, inputs_for, given, message):
@@ -370,7 +370,7 @@ class TestInputs:
     def test_batches_of_one_are_too_little_for_batch_norm(self, network, inputs_for, replies):
         module = network("mlp-bn")
         server = FedBE(module, unlabeled=inputs_for("mlp-bn"), **QUICK | {"distill_batch_size": 1})
-        with pytest.raises(SettingError, match="BatchNorm cannot learn from a single input"):
+        with pytest.raises(SettingError, match="single input"):
             _round(server, module, replies(module))
 
     def test_small_whole_numbers_are_labels(self, network, inputs_for, replies):
@@ -393,7 +393,7 @@ class TestRounds:
     def test_values_beyond_the_range_of_the_model_s_dtype_are_refused(self):
         module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)).half()
         server = FedBE(module, unlabeled=1000 * torch.arange(20.0).reshape(10, 2), **QUICK)
-        with pytest.raises(AggregationError, match=r"'0\.running_var' has values beyond the range of torch\.float16"):
+        with pytest.raises(AggregationError, match=r"'0\.running_var' has values beyond"):
             _round(server, module, [ClientUpdate(module.state_dict(), 1)])
         assert server.round == 0
 

@@ -278,7 +278,7 @@ def test_a_model_that_cannot_learn_is_refused():
         ({"swa_cycle_steps": 0}, "`swa_cycle_steps` must be >= 1"),
         ({"distill_lr": 0.0}, "`distill_lr` must be > 0"),
         ({"distill_lr": float("nan")}, "`distill_lr` must be > 0"),
-        ({"distill_lr": 1e-4}, "`distill_lr_min` must not be above `distill_lr`, got 0.0004 and 0.0001: set both"),
+        ({"distill_lr": 1e-4}, "must not be above `distill_lr`"),
         ({"distill_lr_min": -1.0}, "`distill_lr_min` must be > 0"),
         ({"swa_start_steps": -1}, "`swa_start_steps` must be >= 0"),
         ({"distill_weight_decay": -1.0}, "`distill_weight_decay` must be >= 0"),

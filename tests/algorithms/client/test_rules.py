@@ -3,7 +3,6 @@ import torch
 from torch import nn
 
 from fedbe import ControlVariate, Layout, Prox
-from fedbe.algorithms.client import rules
 from fedbe.algorithms.client.rules import LocalRun, travelled
 from fedbe.errors import SettingError
 
@@ -43,8 +42,17 @@ class TestProx:
         assert _gradient(one) == pytest.approx([1.15, 1.2, 1.0, 1.0, 1.0, 1.0])
 
     def test_unsquared_leaves_a_bias_alone_whatever_its_module_is_called(self):
-        assert rules._pull("weightnet.bias", torch.ones(4)) == 0
-        assert rules._pull("net.weight", torch.ones(4)) == 0.25
+        module = nn.ModuleDict({"weightnet": nn.Linear(2, 2)})
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.fill_(1.0)
+                parameter.grad = torch.zeros_like(parameter)
+        named = dict(module.named_parameters())
+        here = LocalRun(Layout(module), named, torch.zeros(6), lr=0.1, momentum=0.0)
+        Prox(proximal_mu=1.0, prox_form="unsquared").start(here).correct()
+        # the weight: ½ (w − w̄)/‖w − w̄‖ with ‖(1 1 1 1)‖ = 2
+        assert named["weightnet.weight"].grad.flatten().tolist() == [0.25] * 4
+        assert named["weightnet.bias"].grad.tolist() == [0.0, 0.0]
 
     @pytest.mark.parametrize("form", ["squared", "unsquared"])
     def test_no_pull_at_the_center_and_none_without_mu(self, run, form):
