@@ -422,7 +422,7 @@ def test_reasons_cannot_move_a_terminal_s_cursor(module, replies):
 
 def test_the_global_state_must_fit():
     module = nn.Linear(2, 2)
-    with pytest.raises(StateError, match="`global_state` .*lacks 'weight'"):
+    with pytest.raises(StateError, match=r"`global_state` .*lacks 'weight'"):
         FedAvg(module).aggregate({"bias": torch.zeros(2)}, [ClientUpdate(module.state_dict(), 1)])
 
 
