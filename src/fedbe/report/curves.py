@@ -8,10 +8,10 @@ from fedbe.analysis.runs import Point, Run, RunGroup, over_seeds, seeds_of
 from fedbe.experiment.run_folder import Record
 from fedbe.report.chart import Chart, Dot, Panel, Series, Table
 
-Value = Callable[[Record], float | None]
+Metric = Callable[[Record], float | None]
 
 
-def percent(part: str, metric: str) -> Value:
+def percent(part: str, metric: str) -> Metric:
     """A function that reads one metric of a record in percent; None if it is missing or not finite."""
 
     def read(record: Record) -> float | None:
@@ -180,14 +180,17 @@ def _over_or_under(means: Sequence[Dot]) -> str:
     return f"{worst.label} is {'under' if gap > 0 else 'over'}confident by {abs(gap):.1f} points"
 
 
-def _last_points(group: RunGroup, value: Value) -> dict[str, Point]:
+def _last_points(group: RunGroup, value: Metric) -> dict[str, Point]:
     """The points that a title may compare, by the methods' titles; empty if the methods have none in common.
 
     Each is the last point of a method over the seeds that all methods have. While runs go on, it is the point in the
     last round that all methods have; a method of one round has its only point.
     """
     runs = _runs_of_common_seeds(group, value)
-    lines = {method: [p for p in over_seeds(own, value) if p.n == len(own)] for method, own in runs.items()}
+    lines = {
+        method: [p for p in over_seeds(method_runs, value) if p.n == len(method_runs)]
+        for method, method_runs in runs.items()
+    }
     last = _last_common_round(runs, lines) if group.unfinished else math.inf
     ends: dict[str, Point] = {}
     for method, line in lines.items():
@@ -198,23 +201,27 @@ def _last_points(group: RunGroup, value: Value) -> dict[str, Point]:
     return ends
 
 
-def _runs_of_common_seeds(group: RunGroup, value: Value) -> dict[str, list[Run]]:
+def _runs_of_common_seeds(group: RunGroup, value: Metric) -> dict[str, list[Run]]:
     """By method: the runs that have the value, of the seeds that all methods have."""
     runs: dict[str, list[Run]] = {}
     for run in group.runs:
         if any(value(record) is not None for record in run.records):
             runs.setdefault(run.info.method, []).append(run)
-    seeds = set.intersection(*({run.info.seed for run in own} for own in runs.values()))
-    return {method: [run for run in own if run.info.seed in seeds] for method, own in runs.items()}
+    seeds = set.intersection(*({run.info.seed for run in method_runs} for method_runs in runs.values()))
+    return {method: [run for run in method_runs if run.info.seed in seeds] for method, method_runs in runs.items()}
 
 
 def _last_common_round(runs: Mapping[str, Sequence[Run]], lines: Mapping[str, Sequence[Point]]) -> float:
     """The last round that all methods of more than one round have; 0 if there is none."""
-    rounds = [{p.x for p in lines[method]} for method, own in runs.items() if any(run.rounds > 1 for run in own)]
+    rounds = [
+        {p.x for p in lines[method]}
+        for method, method_runs in runs.items()
+        if any(run.rounds > 1 for run in method_runs)
+    ]
     return max(set.intersection(*rounds), default=0) if rounds else 0
 
 
-def _by_method(group: RunGroup, value: Value) -> tuple[Series, ...]:
+def _by_method(group: RunGroup, value: Metric) -> tuple[Series, ...]:
     lines = ((title, method, over_seeds(group.of(method), value)) for method, title in group.methods.items())
     return tuple(Series(title, method, points) for title, method, points in lines if points)
 
