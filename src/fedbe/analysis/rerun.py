@@ -1,14 +1,14 @@
 """Run the last round of a finished run again, for its clients' models, which a run does not keep.
 
-The rerun starts from the checkpoint before that round and uses the simulator's own round. Its training loss must equal
-the recorded one. Otherwise it is refused, because the models would not be the run's.
+The rerun starts from the checkpoint before that round and uses the simulator's training and server step. Its training
+loss must equal the recorded one. Otherwise it is refused, because the models would not be the run's.
 """
 
 import math
 from dataclasses import dataclass, replace
 
 from fedbe.algorithms.server.context import Draft, Round
-from fedbe.algorithms.server.stages import Mean, Stage
+from fedbe.algorithms.server.stages import Mean
 from fedbe.algorithms.vote import Member
 from fedbe.analysis.data import load_task
 from fedbe.analysis.runs import Run
@@ -19,8 +19,8 @@ from fedbe.experiment import checkpoint
 from fedbe.experiment.executors.base import Executor
 from fedbe.experiment.executors.serial import Serial
 from fedbe.experiment.federation import initial_weights, prepare
-from fedbe.experiment.recipe import Evaluation
-from fedbe.experiment.round import play_round
+from fedbe.experiment.local_training import LocalTraining
+from fedbe.experiment.round import run_server_step, train_loss
 from fedbe.experiment.run_state import RunState
 from fedbe.experiment.simulation import Simulation
 
@@ -50,26 +50,19 @@ def rerun_last_round(run: Run, executor: Executor | None = None) -> Rerun:
         RunError: The checkpoint before the last round is missing, or the training loss is not the recorded one.
     """
     sim = _simulation(run, executor or Serial())
-    capture = _Capture()
-    without_evaluation = sim.recipe.model_copy(update={"evaluation": Evaluation()})
-    only_mean = replace(sim.method, stages=(Mean(), capture))
+    state = _state_before(run, sim)
+    seen: list[tuple[Draft, Round]] = []
+    only_mean = replace(sim, method=replace(sim.method, stages=(Mean(),)))
     with one_thread():
-        _, record = play_round(
-            replace(sim, recipe=without_evaluation, method=only_mean), _state_before(run, sim), lambda *_: None
-        )
-    if not math.isclose(record["train_loss"] or 0, run.records[-1]["train_loss"] or 0, rel_tol=1e-6):
+        cohort = LocalTraining(sim, state, None, _no_progress, lambda: False).run()
+        result = run_server_step(only_mean, state, cohort, _no_progress, lambda *step: seen.append(step))
+    if not math.isclose(train_loss(sim, cohort, result) or 0, run.records[-1]["train_loss"] or 0, rel_tol=1e-6):
         raise RunError("its last round, trained again, has another loss; the code or the machine has changed since")
-    return Rerun(run, sim, *capture.seen)
+    return Rerun(run, sim, *seen[0])
 
 
-class _Capture(Stage):
-    """A stage that changes nothing and keeps its arguments."""
-
-    seen: tuple[Draft, Round]
-
-    def __call__(self, draft: Draft, round: Round) -> Draft:
-        self.seen = (draft, round)
-        return draft
+def _no_progress(phase: str, done: int, total: int) -> None:
+    """Show nothing."""
 
 
 def _simulation(run: Run, executor: Executor) -> Simulation:

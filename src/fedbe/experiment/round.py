@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from fedbe.algorithms.client.training import Trained
 from fedbe.algorithms.server.context import Context, StepInfo
 from fedbe.algorithms.server.step import DraftHook, StepResult, server_step
 from fedbe.core.model_runner import ModelRunner
@@ -54,7 +53,7 @@ def play_round(
 
     peak = sim.executor.memory_peak()
     evaluation = DraftEvaluation(sim) if is_measured(sim, number) else None
-    result = _server_step(sim, state, cohort, progress, evaluation)
+    result = run_server_step(sim, state, cohort, progress, evaluation)
     after = _next_state(state, cohort, result)
     seconds |= result.info.seconds
     memory["server"] = peak.mb()
@@ -72,9 +71,10 @@ def play_round(
     return after, record
 
 
-def _server_step(
+def run_server_step(
     sim: Simulation, state: RunState, cohort: TrainedCohort, progress: Progress, on_draft: DraftHook | None
 ) -> StepResult:
+    """The server step of the round after `state`, with the method of the simulation."""
     context = Context(
         runner=sim.runner,
         seed=sim.seed,
@@ -119,15 +119,16 @@ def _record(sim: Simulation, number: int, cohort: TrainedCohort, result: StepRes
         "lr": sim.lr(number),
         "clients": list(result.clients),
         "set_aside": [{"client": s.client_id, "reason": s.reason} for s in (*failed, *result.set_aside)],
-        "train_loss": _train_loss(sim, {c: t for c, t in trained.items() if c in result.clients}),
+        "train_loss": train_loss(sim, cohort, result),
         "server": _server_record(result.info),
         "bytes": {"down": (len(trained) + len(failed)) * message, "up": len(trained) * message},
     }
 
 
-def _train_loss(sim: Simulation, trained: Mapping[int, Trained]) -> float | None:
-    """The mean loss, weighted by examples. Clients of zero epochs have none."""
-    losses = [(t.loss, len(sim.federation.clients[client])) for client, t in trained.items() if t.steps]
+def train_loss(sim: Simulation, cohort: TrainedCohort, result: StepResult) -> float | None:
+    """The mean loss of the clients in the result, weighted by examples. Clients of zero epochs have none."""
+    trained = {client: t for client, t in cohort.trained.items() if t.steps and client in result.clients}
+    losses = [(t.loss, len(sim.federation.clients[client])) for client, t in trained.items()]
     total = sum(examples for _, examples in losses)
     return sum(loss * examples for loss, examples in losses) / total if total else None
 
