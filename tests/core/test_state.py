@@ -38,6 +38,13 @@ class TestLayout:
         assert layout.aliases["second.weight"] == "first.weight"
         assert layout.aliases["again.running_var"] == "norm.running_var"
 
+    def test_one_tensor_under_two_names_of_a_state_dict_is_not_tied(self):
+        shared = torch.zeros(2)
+        layout = Layout({"a": shared, "b": shared})
+        state = layout.pack({"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0, 4.0])})
+        assert state.params.tolist() == [1, 2, 3, 4]
+        assert layout.unpack(state)["b"].tolist() == [3, 4]
+
     def test_pack_copies(self):
         module = nn.Linear(2, 1)
         state = Layout(module).pack(module.state_dict())

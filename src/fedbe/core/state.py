@@ -102,7 +102,7 @@ class Layout:
 
     def __init__(self, source: nn.Module | Mapping[str, Tensor]) -> None:
         entries, params = _entries(source)
-        self.aliases = _aliases(entries, params)
+        self.aliases = _aliases(entries, params) if isinstance(source, nn.Module) else {}
         rest = {n: t for n, t in entries.items() if n not in params and n not in self.aliases}
         self.keys: tuple[str, ...] = tuple(entries)
         self.params = _slots(params)
