@@ -1,10 +1,15 @@
 """Recipes: what is shipped, what is refused and in which words."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedbe.errors import RecipeError
+from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import available_recipes, dump_recipe, load_recipe, override_recipe
 
 
@@ -36,6 +41,38 @@ def test_nothing_after_the_sign_unsets() -> None:
     assert split.settings() == {"major_classes": 2, "major_share": 0.8}
 
 
+@pytest.mark.parametrize("table", ["settings", "method_settings.fedbe"])
+def test_old_names_of_settings_are_read(tmp_path: Path, table: str) -> None:
+    old = tmp_path / "old.toml"
+    old.write_text(f"[training]\nbatch = 7\n[{table}]\nsamples = 3\nserver_lr = 0.02\nserver_lr_min = 0.01\n")
+    recipe = load_recipe(old)
+    settings = recipe.method_for("fedbe").settings()
+    assert recipe.training.batch_size == 7
+    assert (settings["num_samples"], settings["distill_lr"], settings["distill_lr_min"]) == (3, 0.02, 0.01)
+    assert "samples" not in str(dump_recipe(recipe)).replace("num_samples", "")
+
+
+def test_old_names_work_as_changes_and_win_over_the_recipe() -> None:
+    changes = ["training.batch=7", "settings.samples=3", "method_settings.fedbe+fedprox.mu=0.5"]
+    recipe = load_recipe("digits", changes)
+    assert (recipe.training.batch_size, recipe.settings["num_samples"]) == (7, 3)
+    assert recipe.method_settings["fedbe+fedprox"] == {"proximal_mu": 0.5}
+    assert load_recipe("digits", ["settings.num_samples=4", "settings.samples="]).settings.get("num_samples") is None
+
+
+@pytest.mark.parametrize("table", ["settings", "method_settings.fedbe"])
+def test_the_old_and_the_new_name_together_are_refused(tmp_path: Path, table: str) -> None:
+    both = tmp_path / "both.toml"
+    both.write_text(f"[{table}]\nnum_samples = 3\nsamples = 4\n")
+    with pytest.raises(RecipeError, match=rf"'{table}\.samples' is the old name of '{table}\.num_samples'"):
+        load_recipe(both)
+
+
+def test_a_model_s_own_setting_is_not_renamed() -> None:
+    recipe = load_recipe("digits", ["model.name=mine:make", "model.samples=3", "model.hidden="])
+    assert recipe.model.settings() == {"samples": 3}
+
+
 def test_a_range_of_epochs_is_a_pair() -> None:
     assert load_recipe("digits", ["training.epochs=[1, 20]"]).training.epochs == (1, 20)
 
@@ -54,6 +91,41 @@ def test_what_is_dumped_is_the_same_recipe() -> None:
     recipe = load_recipe("digits", ["training.epochs=[1, 20]"])
     assert override_recipe(recipe, []) == recipe
     assert "unlabeled" not in dump_recipe(recipe)["data"]
+
+
+SMALL = st.integers(1, 50)
+POSITIVE = st.floats(1e-6, 1e3)
+EPOCHS = st.integers(0, 30) | st.tuples(st.integers(0, 10), st.integers(10, 30))
+RECIPES = st.builds(
+    Recipe,
+    name=st.text(min_size=1),
+    summary=st.text(),
+    method=st.sampled_from(["fedavg", "fedbe", "1-ensemble", "fedbe+scaffold"]),
+    variant=st.sampled_from(["paper", "released", "tuned"]),
+    data=st.fixed_dictionaries(
+        {"server": st.integers(50, 300)}, optional={"unlabeled_size": SMALL, "flip": st.booleans()}
+    ),
+    split=st.fixed_dictionaries({"kind": st.sampled_from(["iid", "step", "dirichlet"]), "clients": SMALL})
+    | st.fixed_dictionaries({"kind": st.just("dirichlet"), "alpha": POSITIVE}),
+    model=st.fixed_dictionaries({"name": st.just("mlp")}, optional={"hidden": st.lists(SMALL)}),
+    training=st.fixed_dictionaries(
+        {}, optional={"rounds": SMALL, "epochs": EPOCHS, "lr": POSITIVE, "schedule": st.just("constant")}
+    ),
+    evaluation=st.fixed_dictionaries({}, optional={"every": SMALL, "ensemble": st.sampled_from(["", "SAC", "A"])}),
+    settings=st.fixed_dictionaries({}, optional={"num_samples": SMALL, "swa_start_steps": SMALL}),
+    method_settings=st.fixed_dictionaries(
+        {}, optional={"fedprox": st.fixed_dictionaries({"proximal_mu": POSITIVE}), "fedbe": st.just({})}
+    ),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(RECIPES)
+def test_any_recipe_survives_a_file(recipe: Recipe) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "recipe.toml"
+        path.write_bytes(tomli_w.dumps(dump_recipe(recipe)).encode())
+        assert load_recipe(path) == recipe
 
 
 def test_settings_that_only_a_measured_ensemble_uses_are_looked_at_too() -> None:

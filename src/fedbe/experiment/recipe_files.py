@@ -1,7 +1,7 @@
-"""Find, read and change recipes; every problem is one sentence."""
+"""Find, read and change recipes. Every problem is reported in one sentence."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from fedbe.errors import RecipeError, nearest
 from fedbe.experiment.recipe import Recipe
 
 SHIPPED = Path(__file__).parent / "recipes"
-# Settings that were renamed: recipes on disk keep working under the old names. A path, then the new last part.
+
+# Old names of settings. Recipes on disk and --set may still use them; nothing else in the package knows them.
 RENAMED_SETTINGS = {
     "samples": "num_samples",
     "mu": "proximal_mu",
@@ -31,7 +32,19 @@ def available_recipes() -> dict[str, Path]:
 
 
 def load_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
-    """A shipped recipe by name, or a TOML file; `changes` are like "training.rounds=20", or "split.alpha=" to unset."""
+    """Load a recipe.
+
+    Args:
+        source: The name of a shipped recipe, or a TOML file.
+        changes: Settings that win over the recipe's, like "training.rounds=20"; "split.alpha=" unsets a setting.
+
+    Raises:
+        RecipeError: There is no such recipe, or a setting is unknown or has a wrong value.
+
+    Example:
+        >>> load_recipe("digits", ["training.rounds=20"]).training.rounds
+        20
+    """
     path = available_recipes().get(str(source), Path(source))
     if not path.is_file():
         raise RecipeError(f"no recipe '{source}': {nearest(str(source), available_recipes())} or give a TOML file")
@@ -40,81 +53,92 @@ def load_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not valid TOML: {error}") from error
     values.setdefault("name", path.stem)
-    return validate(_changed(values, changes), str(source))
+    return _recipe(values, changes, str(source))
 
 
 def override_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:
-    """The same recipe with some settings changed."""
-    return validate(_changed(dump_recipe(recipe), changes), recipe.name)
+    """The same recipe with some settings changed; see `load_recipe`."""
+    return _recipe(dump_recipe(recipe), changes, recipe.name)
 
 
 def dump_recipe(recipe: Recipe) -> dict[str, Any]:
-    """All settings as plain values, without those that are not set (TOML has no null)."""
+    """All settings as plain values for TOML or JSON. Settings that are not set are left out (TOML has no null)."""
     return recipe.model_dump(mode="json", exclude_none=True)
 
 
-def validate(values: Mapping[str, Any], what: str) -> Recipe:
+def _recipe(values: Mapping[str, Any], changes: Iterable[str], source: str) -> Recipe:
     try:
-        return Recipe.model_validate(_renamed(values))
+        return Recipe.model_validate(_changed(_with_current_names(values), changes))
     except ValidationError as error:
-        raise RecipeError(f"recipe {what}: {_sentence(error)}") from error
+        raise RecipeError(f"recipe {source}: {_sentence(error)}") from error
 
 
-def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same recipe with today's names for settings that were renamed.
+def _current_name(path: Sequence[str], name: str) -> str:
+    """Today's name of a setting in the table at `path`.
 
-    >>> _renamed({"settings": {"samples": 4}, "training": {"batch": 20}})
+    >>> _current_name(["method_settings", "fedbe"], "samples"), _current_name(["model"], "samples")
+    ('num_samples', 'samples')
+    """
+    match list(path):
+        case ["training"]:
+            return RENAMED_TRAINING.get(name, name)
+        case ["settings"] | ["method_settings", _]:
+            return RENAMED_SETTINGS.get(name, name)
+        case _:
+            return name
+
+
+def _with_current_names(table: Mapping[str, Any], path: Sequence[str] = ()) -> dict[str, Any]:
+    """A deep copy of a recipe's tables with today's names of settings.
+
+    >>> _with_current_names({"settings": {"samples": 4}, "training": {"batch": 20}})
     {'settings': {'num_samples': 4}, 'training': {'batch_size': 20}}
     """
-    result = dict(values)
-    for table, names in (("settings", RENAMED_SETTINGS), ("training", RENAMED_TRAINING)):
-        if isinstance(result.get(table), Mapping):
-            result[table] = {names.get(k, k): v for k, v in result[table].items()}
-    if isinstance(result.get("method_settings"), Mapping):
-        result["method_settings"] = {
-            method: {RENAMED_SETTINGS.get(k, k): v for k, v in own.items()} if isinstance(own, Mapping) else own
-            for method, own in result["method_settings"].items()
-        }
+    result: dict[str, Any] = {}
+    for name, value in table.items():
+        current = _current_name(path, name)
+        if current != name and current in table:
+            old, new = ".".join([*path, name]), ".".join([*path, current])
+            raise RecipeError(f"'{old}' is the old name of '{new}': give only one of them")
+        result[current] = _with_current_names(value, [*path, name]) if isinstance(value, Mapping) else value
     return result
 
 
-def _changed(values: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
-    result = _renamed(_copy(values))
-    told = [_parsed(change) for change in changes]
-    split = result.get("split", {})
-    if isinstance(split, dict) and any(key == "split.kind" and text != split.get("kind") for key, text in told):
-        result["split"] = {k: v for k, v in split.items() if k == "clients"}  # the rest is of the other kind
-    for key, text in told:
-        table, parts = result, key.split(".")
-        for part in parts[:-1]:
-            table = table.setdefault(part, {})
-            if not isinstance(table, dict):
-                raise RecipeError(f"cannot set '{key}': '{part}' is a value, not a table")
-        if text:
-            table[parts[-1]] = _value(text)
-        else:
-            table.pop(parts[-1], None)
-    return result
+def _changed(values: dict[str, Any], changes: Iterable[str]) -> dict[str, Any]:
+    """Apply changes to the values of a recipe, in place."""
+    parsed = [_parsed(change) for change in changes]
+    split = values.get("split", {})
+    new_kinds = [text for path, text in parsed if path == ["split", "kind"]]
+    if isinstance(split, dict) and any(kind != split.get("kind") for kind in new_kinds):
+        values["split"] = {k: v for k, v in split.items() if k == "clients"}  # the rest belongs to the old kind
+    for path, text in parsed:
+        _set(values, path, text)
+    return values
 
 
-def _parsed(change: str) -> tuple[str, str]:
+def _parsed(change: str) -> tuple[list[str], str]:
+    """The path of a setting, with today's name, and its new value as text."""
     key, equals, text = change.partition("=")
     if not equals or not key.strip():
         raise RecipeError(f"a change must look like training.rounds=20, got '{change}'")
     *tables, name = key.strip().split(".")
-    if tables[:1] in (["settings"], ["method_settings"]):
-        name = RENAMED_SETTINGS.get(name, name)
-    elif tables == ["training"]:
-        name = RENAMED_TRAINING.get(name, name)
-    return ".".join([*tables, name]), text.strip()
+    return [*tables, _current_name(tables, name)], text.strip()
 
 
-def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+def _set(values: dict[str, Any], path: list[str], text: str) -> None:
+    table = values
+    for name in path[:-1]:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise RecipeError(f"cannot set '{'.'.join(path)}': '{name}' is a value, not a table")
+    if text:
+        table[path[-1]] = _value(text)
+    else:
+        table.pop(path[-1], None)
 
 
 def _value(text: str) -> Any:
-    """A TOML value; text that is none is taken as a string, so that names need no quotes."""
+    """Parse a TOML value. Other text is taken as a string, so that names need no quotes."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
@@ -124,23 +148,24 @@ def _value(text: str) -> Any:
 def _sentence(error: ValidationError) -> str:
     """The first problem, with the nearest valid name for an unknown one."""
     first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"] if not _is_type_tag(part))
+    path = ".".join(str(part) for part in first["loc"] if not _is_type_tag(part))
     if first["type"] == "extra_forbidden":
-        return f"unknown setting '{place}': {nearest(str(first['loc'][-1]), _names(first['loc'][:-1]))}"
+        return f"unknown setting '{path}': {nearest(str(first['loc'][-1]), _names(first['loc'][:-1]))}"
     message = str(first["msg"]).removeprefix("Value error, ")
-    if not place or first["type"] == "value_error":
+    if not path or first["type"] == "value_error":
         return message
-    return f"'{place}': {message[0].lower()}{message[1:]}, got {first['input']!r}"
+    return f"'{path}': {message[0].lower()}{message[1:]}, got {first['input']!r}"
 
 
 def _is_type_tag(part: int | str) -> bool:
-    # pydantic adds the branch of a union to the place; it says nothing to a user.
+    # pydantic adds the branch of a union to the path; users need not see it.
     return isinstance(part, str) and ("[" in part or part in ("int", "tuple", "constrained-int"))
 
 
-def _names(place: tuple[int | str, ...]) -> list[str]:
+def _names(path: tuple[int | str, ...]) -> list[str]:
+    """The valid names in the table at `path`."""
     model: type[BaseModel] = Recipe
-    for part in place:
+    for part in path:
         inner = model.model_fields[str(part)].annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             model = inner
