@@ -213,15 +213,16 @@ def test_one_broken_reply_is_set_aside_and_the_round_continues(name, local_grid,
     assert result.train_metrics_clientapp[1]["loss"] == pytest.approx((30 * 2 + 40 * 3) / 80)
 
 
-def test_a_client_that_fails_is_set_aside_with_the_last_line_of_its_traceback(local_grid):
+def test_a_client_that_fails_is_set_aside_with_the_last_line_of_its_traceback(local_grid, tmp_path):
     def train(request):
         if request.client_id == 1:
             raise ValueError("no data here")
         return TrainReply(request.load(Net()).state_dict(), 10)
 
-    ours = FedAvg(model=Net(), **QUIET)
+    ours = FedAvg(model=Net(), folder=tmp_path, **QUIET)
     ours.start(local_grid(client_app(train), 3), arrays(), 1)
     assert ours.server.info.clients == (0, 2)
+    assert list(reasons_of(tmp_path)[0].values()) == ["it failed: ValueError: no data here"]
 
 
 def test_an_unavailable_node_is_named_although_flower_answers_for_it(local_grid, tmp_path):
