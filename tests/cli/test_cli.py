@@ -1,4 +1,4 @@
-"""The command line as a user meets it: real processes, a real pseudo-terminal, real signals."""
+"""The command line in real processes and a pseudo-terminal, with real signals."""
 
 import os
 import pty
@@ -24,7 +24,7 @@ from fedbe.experiment.recipe_files import load_recipe
 
 FEDBE = (sys.executable, "-m", "fedbe")
 QUICK = ("--set", "training.rounds=3", "--set", "training.epochs=1", "--set", "settings.distill_epochs=2")
-# Some tenths of a second a round: slow enough to be caught in the middle.
+# Some tenths of a second a round: slow enough to interrupt.
 SLOW = ("--set", "training.rounds=6", "--set", "training.epochs=30", "--set", "settings.distill_epochs=5")
 
 
@@ -33,7 +33,7 @@ def fedbe(*arguments: str, cwd: Path, timeout: float = 120) -> subprocess.Comple
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The entry point in this process: for what fails before anything is trained."""
+    """Run the entry point in this process, for commands that do not train. Returns the exit code."""
     monkeypatch.setattr(sys, "argv", ["fedbe", *arguments])
     with pytest.raises(SystemExit) as caught:
         app.main()
@@ -41,21 +41,21 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 class Terminal:
-    """A process in a pseudo-terminal, to type into and to read from."""
+    """A fedbe process in a pseudo-terminal."""
 
     def __init__(self, arguments: Sequence[str], cwd: Path) -> None:
         self.pid, self._screen = pty.fork()
         if self.pid == 0:
             os.chdir(cwd)
             os.environ["COLUMNS"] = "120"
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests begun in the background inherit that it is ignored
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests that run in the background inherit SIG_IGN
             os.execv(sys.executable, [*FEDBE, *arguments])
         self.text = ""
 
     def read_until(self, pattern: str, timeout: float = 60) -> None:
         until = time.monotonic() + timeout
         while not re.search(pattern, self.text):
-            assert time.monotonic() < until, f"'{pattern}' did not come in {timeout} s; the screen:\n{self.text}"
+            assert time.monotonic() < until, f"'{pattern}' did not appear in {timeout} s; the screen:\n{self.text}"
             self._read()
 
     def _read(self) -> bool:
@@ -64,7 +64,7 @@ class Terminal:
             return True
         try:
             more = os.read(self._screen, 65536)
-        except OSError:  # Linux says EIO when the other side has closed
+        except OSError:  # Linux raises EIO when the other side has closed
             return False
         self.text += more.decode(errors="replace")
         return bool(more)
@@ -81,7 +81,7 @@ class Terminal:
 
 
 @pytest.mark.e2e
-def test_run_in_a_pipe_prints_a_line_a_round_and_the_result(
+def test_run_in_a_pipe_prints_a_line_per_round_and_the_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = fedbe("run", *QUICK, "--method", "fedavg", "--seed", "3", cwd=tmp_path)
@@ -101,7 +101,7 @@ def test_run_in_a_pipe_prints_a_line_a_round_and_the_result(
 
 
 @pytest.mark.e2e
-def test_compare_says_which_is_better_and_where_the_report_is(tmp_path: Path) -> None:
+def test_compare_prints_the_verdict_and_the_path_of_the_report(tmp_path: Path) -> None:
     done = fedbe("compare", *QUICK, "--methods", "fedavg,fedbe", "--seeds", "2", "-q", "--tensorboard", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "n = 2" in done.stdout
@@ -132,10 +132,10 @@ def _scalars(path: Path) -> dict[str, list[float]]:
 
 
 @pytest.mark.e2e
-def test_stopped_by_ctrl_c_and_by_kill_9_and_resumed_it_ends_like_a_straight_run(tmp_path: Path) -> None:
+def test_a_run_stopped_by_ctrl_c_and_kill_9_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
     settings = (*SLOW, "--method", "fedbe+scaffold")
-    straight = fedbe("run", *settings, "--name", "straight", "-q", cwd=tmp_path)
-    assert straight.returncode == 0, straight.stderr
+    uninterrupted = fedbe("run", *settings, "--name", "uninterrupted", "-q", cwd=tmp_path)
+    assert uninterrupted.returncode == 0, uninterrupted.stderr
 
     screen = Terminal(["run", *settings, "--name", "stopped"], tmp_path)
     screen.read_until(r"1/6")
@@ -145,11 +145,11 @@ def test_stopped_by_ctrl_c_and_by_kill_9_and_resumed_it_ends_like_a_straight_run
     assert "fedbe resume runs/stopped" in screen.text
     assert "Traceback" not in screen.text
     folder = tmp_path / "runs" / "stopped"
-    played = len(run_folder.read_rounds(folder))
-    assert 0 < played < 5
+    rounds_before = len(run_folder.read_rounds(folder))
+    assert 0 < rounds_before < 5
 
     with subprocess.Popen([*FEDBE, "resume", str(folder), "-q"], cwd=tmp_path) as process:
-        _wait_for(lambda: len(run_folder.read_rounds(folder)) > played)
+        _wait_for(lambda: len(run_folder.read_rounds(folder)) > rounds_before)
         time.sleep(random.Random(5).uniform(0, 0.4))
         process.send_signal(signal.SIGKILL)
     assert run_folder.read_info(folder).finished is None
@@ -157,7 +157,7 @@ def test_stopped_by_ctrl_c_and_by_kill_9_and_resumed_it_ends_like_a_straight_run
     again = Terminal(["resume", "runs/stopped"], tmp_path)
     assert again.wait() == 0
     assert "test accuracy" in again.text
-    assert _same(tmp_path / "runs" / "straight", folder)
+    assert _same(tmp_path / "runs" / "uninterrupted", folder)
 
 
 @pytest.mark.e2e
@@ -206,17 +206,17 @@ def _same(a: Path, b: Path) -> bool:
         (("watch", "nowhere"), 1, "nowhere is not a run folder"),
         (("watch", "nowhere", "--port", "70000"), 2, "Invalid value for '--port'"),
         (("nonsense",), 2, "No such command 'nonsense'"),
-        (("run", "--name", ""), 2, "--name must be the name of a folder, got ''"),
-        (("run", "--name", ".."), 2, "--name must be the name of a folder, got '..'"),
-        (("run", "--set", "training.lr=inf"), 2, "'training.lr': input should be a finite number, got inf"),
-        (("run", "--set", "settings.distill_lr=inf"), 2, "`distill_lr` must be a finite number, got inf"),
-        (("run", "--set", "training.epochs=x"), 2, "'training.epochs': input should be a valid integer"),
+        (("run", "--name", ""), 2, "--name must be the name"),
+        (("run", "--name", ".."), 2, "--name must be the name"),
+        (("run", "--set", "training.lr=inf"), 2, "'training.lr': input should be a finite"),
+        (("run", "--set", "settings.distill_lr=inf"), 2, "`distill_lr` must be a finite"),
+        (("run", "--set", "training.epochs=x"), 2, "'training.epochs': input should be"),
         (("run", "--set", "model.name=no.such:thing"), 2, "'no.such:thing' must name a function"),
         (("run", "--set", "data.source=imagenet"), 1, "'imagenet' is neither a known data set"),
-        (("compare", "--set", "split.clients=100000"), 2, "100000 clients with an image each need 100300 images"),
+        (("compare", "--set", "split.clients=100000"), 2, "100000 clients"),
     ],
 )
-def test_mistakes_get_one_sentence_and_an_exit_code(
+def test_wrong_arguments_get_one_sentence_and_an_exit_code(
     arguments: tuple[str, ...],
     code: int,
     sentence: str,
@@ -226,24 +226,24 @@ def test_mistakes_get_one_sentence_and_an_exit_code(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert call(monkeypatch, *arguments) == code
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert "Traceback" not in said
-    assert not any(tmp_path.rglob("*.json"))  # what cannot begin leaves nothing that could only fail again
+    printed = capsys.readouterr().err
+    assert sentence in printed
+    assert "Traceback" not in printed
+    assert not any(tmp_path.rglob("*.json"))  # a run that cannot start leaves no folder
 
 
-def test_what_nobody_thought_of_is_one_sentence_too(
+def test_an_unexpected_error_is_one_sentence_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: object) -> None:
-        raise KeyError("nobody knows")
+        raise KeyError("a bug")
 
     monkeypatch.setattr("fedbe.experiment.recipe_files.load_recipe", broken)
     assert call(monkeypatch, "show") == 1
-    assert "unexpected error: KeyError: 'nobody knows'; --debug" in capsys.readouterr().err
+    assert "unexpected error: KeyError: 'a bug'; --debug" in capsys.readouterr().err
 
 
-def test_what_comes_from_outside_is_not_read_as_markup(
+def test_paths_are_not_read_as_markup(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -251,19 +251,19 @@ def test_what_comes_from_outside_is_not_read_as_markup(
     assert "a[/red]b :b: is not a run folder" in capsys.readouterr().err
 
 
-def test_a_second_comparison_of_one_name_is_refused(
+def test_a_comparison_with_an_existing_name_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     several.create(tmp_path / "runs" / "both", load_recipe("digits"), ["fedavg"], [0], "float32")
     monkeypatch.chdir(tmp_path)
     assert call(monkeypatch, "compare", "--methods", "fedbe", "--name", "both") == 1
-    assert "runs/both exists already: resume it with `fedbe resume runs/both`" in capsys.readouterr().err
+    assert "`fedbe resume runs/both`" in capsys.readouterr().err
     assert several.cells(tmp_path / "runs" / "both") == [tmp_path / "runs" / "both" / "fedavg-seed0"]
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("seconds", [0.3, 1.0, 2.0])
-def test_ctrl_c_while_it_starts_ends_it_quietly(tmp_path: Path, seconds: float) -> None:
+def test_ctrl_c_during_startup_ends_quietly(tmp_path: Path, seconds: float) -> None:
     screen = Terminal(["run", *SLOW, "--name", "early"], tmp_path)
     time.sleep(seconds)
     screen.type(b"\x03")
@@ -288,15 +288,15 @@ def test_debug_shows_the_traceback(words: list[str], monkeypatch: pytest.MonkeyP
         (("show", "digits", "--set", "training.rounds=7"), ["rounds = 7", "sharpening = 2.0", 'source = "digits"']),
     ],
 )
-def test_lists(
+def test_lists_name_everything(
     arguments: tuple[str, ...],
     words: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert call(monkeypatch, *arguments) == 0
-    said = capsys.readouterr().out
-    assert [word for word in words if word not in said] == []
+    printed = capsys.readouterr().out
+    assert [word for word in words if word not in printed] == []
 
 
 def test_help_lists_commands_in_the_order_of_use(
@@ -310,20 +310,20 @@ def test_help_lists_commands_in_the_order_of_use(
     assert listed == [*training, *results, *lists]
 
 
-def test_what_show_prints_is_a_recipe(
+def test_show_prints_a_recipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for recipe in ("cifar10-step", "digits"):
         call(monkeypatch, "show", recipe)
         (tmp_path / "mine.toml").write_text(capsys.readouterr().out)
-        for method in METHODS:  # each with its own defaults, not those of the recipe's method
+        for method in METHODS:  # with its own defaults, not with those of the recipe's method
             for change in ("variant=paper", "variant=tuned"):
                 mine, shipped = load_recipe(tmp_path / "mine.toml", [change]), load_recipe(recipe, [change])
                 assert mine.method_for(method) == shipped.method_for(method)
 
 
 @pytest.mark.e2e
-def test_help_does_not_wait_for_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     code = "import sys, fedbe.cli.app; print('torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "False\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,4 +1,4 @@
-"""Every table and figure, from its grid to its table: small, but end to end."""
+"""Every table and figure from its grid to its table, at the smallest scale."""
 
 import csv
 import io
@@ -33,32 +33,32 @@ def pool() -> Iterator[ProcessPool]:
         yield workers
 
 
-def _play(name: str, pool: ProcessPool, root: Path, seeds: int = 1) -> tuple[Study, list[StudyRun]]:
+def _run(name: str, pool: ProcessPool, root: Path, seeds: int = 1) -> tuple[Study, list[StudyRun]]:
     study = load_study(name)
-    places = list(study_runner.study_runs(study, "smoke", seeds, root))
-    whole, missing = study_runner.run_study(places, pool, Callback(), "float32", lambda: False)
-    assert whole
+    runs = list(study_runner.study_runs(study, "smoke", seeds, root))
+    finished, missing = study_runner.run_study(runs, pool, Callback(), "float32", lambda: False)
+    assert finished
     assert missing == {}
-    return study, places
+    return study, runs
 
 
-def _analyse(study: Study, places: list[StudyRun], pool: ProcessPool) -> list[Chart]:
+def _analyse(study: Study, runs: list[StudyRun], pool: ProcessPool) -> list[Chart]:
     if not study.analysis:
         return []
-    whole, missing, charts = analysis.analyse(study, places, pool, lambda: False)
-    assert whole
+    finished, missing, charts = analysis.analyse(study, runs, pool, lambda: False)
+    assert finished
     assert missing == {}
     return charts
 
 
 @pytest.mark.parametrize("name", available_studies())
 def test_every_study_runs_end_to_end(name: str, pool: ProcessPool, tmp_path: Path) -> None:
-    study, places = _play(name, pool, tmp_path)
-    charts = _analyse(study, places, pool)
-    path, pictures = table.write(study, "smoke", places, {}, tmp_path, charts)
+    study, runs = _run(name, pool, tmp_path)
+    charts = _analyse(study, runs, pool)
+    path, pictures = table.write(study, "smoke", runs, {}, tmp_path, charts)
     written = path.read_text()
     assert written.startswith(f"# {study.title}")
-    assert all(m.ours for m in table.collect(study, places))
+    assert all(m.ours for m in table.collect(study, runs))
     for chart in charts:
         assert f"({chart.id}.svg)" in written
         assert chart.title.split()[0] in (tmp_path / f"{chart.id}.svg").read_text()
@@ -67,7 +67,7 @@ def test_every_study_runs_end_to_end(name: str, pool: ProcessPool, tmp_path: Pat
         assert len(numbers) == 1 + len(chart.table.rows)
     rows = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
     assert len(rows) == len(study.cells("smoke"))
-    one_round = all(len(run_folder.read_rounds(place.folder)) == 1 for place in places)
+    one_round = all(len(run_folder.read_rounds(run.folder)) == 1 for run in runs)
     drawn = [picture.stem for picture in pictures]
     assert drawn == [*([] if one_round or study.analysis else ["rounds"]), *(chart.id for chart in charts)]
 
@@ -82,82 +82,82 @@ def test_every_cell_of_every_scale_is_a_valid_recipe(name: str, scale: str) -> N
 
 def test_the_list_fits_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "images_per_second", lambda *_: 1000.0)
-    told = CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "80", "NO_COLOR": "1"})
-    assert told.exit_code == 0
-    lines = told.stdout.splitlines()
+    result = CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "80", "NO_COLOR": "1"})
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     for name in available_studies():
-        place = next(i for i, line in enumerate(lines) if line.startswith(f"{name} "))
-        assert len(lines[place].split("  ")) > 4
-        assert lines[place + 1] == f"  {load_study(name).title}"
+        index = next(i for i, line in enumerate(lines) if line.startswith(f"{name} "))
+        assert len(lines[index].split("  ")) > 4
+        assert lines[index + 1] == f"  {load_study(name).title}"
 
 
-def test_what_is_done_is_not_run_again(pool: ProcessPool, tmp_path: Path) -> None:
-    _, places = _play("table3", pool, tmp_path)
-    before = [(p.folder / "rounds.jsonl").stat().st_mtime_ns for p in places]
-    _play("table3", pool, tmp_path)
-    assert [(p.folder / "rounds.jsonl").stat().st_mtime_ns for p in places] == before
+def test_finished_runs_are_not_run_again(pool: ProcessPool, tmp_path: Path) -> None:
+    _, runs = _run("table3", pool, tmp_path)
+    before = [(run.folder / "rounds.jsonl").stat().st_mtime_ns for run in runs]
+    _run("table3", pool, tmp_path)
+    assert [(run.folder / "rounds.jsonl").stat().st_mtime_ns for run in runs] == before
 
 
-def test_a_run_of_other_settings_is_not_passed_off_as_the_study_s(pool: ProcessPool, tmp_path: Path) -> None:
-    (place, *_) = study_runner.study_runs(load_study("table3"), "smoke", 1, tmp_path)
-    run_folder.create(place.folder, load_recipe("digits"), "fedbe", 0, "float32")
+def test_a_run_with_other_settings_is_refused(pool: ProcessPool, tmp_path: Path) -> None:
+    (run, *_) = study_runner.study_runs(load_study("table3"), "smoke", 1, tmp_path)
+    run_folder.create(run.folder, load_recipe("digits"), "fedbe", 0, "float32")
     with pytest.raises(RunError, match="was run with other settings"):
-        study_runner.run_study([place], pool, Callback(), "float32", lambda: False)
+        study_runner.run_study([run], pool, Callback(), "float32", lambda: False)
 
 
-def test_a_run_that_was_made_otherwise_with_the_same_settings_is_taken(pool: ProcessPool, tmp_path: Path) -> None:
-    (place, *_) = study_runner.study_runs(load_study("table1"), "smoke", 1, tmp_path)
-    renamed = place.recipe.model_copy(update={"name": "own", "method": "fedavg"})
-    run_folder.create(place.folder, renamed, place.recipe.method, 0, "float32")
-    assert loop.execute(place.folder, pool, Callback())
-    assert study_runner.run_study([place], pool, Callback(), "float32", lambda: False) == (True, {})
+def test_a_run_with_the_same_settings_under_other_names_is_accepted(pool: ProcessPool, tmp_path: Path) -> None:
+    (run, *_) = study_runner.study_runs(load_study("table1"), "smoke", 1, tmp_path)
+    renamed = run.recipe.model_copy(update={"name": "own", "method": "fedavg"})
+    run_folder.create(run.folder, renamed, run.recipe.method, 0, "float32")
+    assert loop.execute(run.folder, pool, Callback())
+    assert study_runner.run_study([run], pool, Callback(), "float32", lambda: False) == (True, {})
     for other in ({"seed": 1}, {"recipe": load_recipe("digits")}):
         with pytest.raises(RunError, match="was run with other settings"):
-            study_runner.run_study([replace(place, **other)], pool, Callback(), "float32", lambda: False)
+            study_runner.run_study([replace(run, **other)], pool, Callback(), "float32", lambda: False)
 
 
-def test_records_without_weights_still_make_the_table_and_the_picture(pool: ProcessPool, tmp_path: Path) -> None:
-    """`results/` holds no weights: the command that made them draws its tables again and trains nothing."""
-    study, places = _play("table1", pool, tmp_path)
-    before, _ = table.write(study, "smoke", places, {}, tmp_path)
+def test_records_without_weights_are_enough_for_table_and_picture(pool: ProcessPool, tmp_path: Path) -> None:
+    """`results/` has no weights: the command draws its tables again and trains nothing."""
+    study, runs = _run("table1", pool, tmp_path)
+    before, _ = table.write(study, "smoke", runs, {}, tmp_path)
     text = before.read_text()
     for weights in tmp_path.rglob("*.safetensors"):
         weights.unlink()
-    study, places = _play("table1", pool, tmp_path)
-    again, (picture,) = table.write(study, "smoke", places, {}, tmp_path)
+    study, runs = _run("table1", pool, tmp_path)
+    again, (picture,) = table.write(study, "smoke", runs, {}, tmp_path)
     assert again.read_text() == text
     assert picture.name == "rounds.svg"
 
 
-def test_no_train_draws_what_is_there_and_checks_that_it_is_the_study_s(tmp_path: Path) -> None:
+def test_no_train_draws_existing_runs_and_checks_their_settings(tmp_path: Path) -> None:
     def reproduce(*arguments: str) -> Any:
         return CliRunner().invoke(app, ["reproduce", "table1", "--scale", "smoke", "--runs", str(tmp_path), *arguments])
 
     only = [word for value in ("step", "fedavg", "convnet") for word in ("--only", value)]
     assert reproduce(*only, "--quiet").exit_code == 0
     folders = sorted(tmp_path.rglob("run.json"))
-    told = reproduce("--no-train")
-    assert told.exit_code == 0
-    assert "| step | 1-ensemble | – |" in told.stdout
-    assert re.search(r"\| step \| fedavg \| \d+\.\d \(n=1\) \|", told.stdout)
+    result = reproduce("--no-train")
+    assert result.exit_code == 0
+    assert "| step | 1-ensemble | – |" in result.stdout
+    assert re.search(r"\| step \| fedavg \| \d+\.\d \(n=1\) \|", result.stdout)
     assert sorted(tmp_path.rglob("run.json")) == folders
     assert reproduce(*only, "--seeds", "2", "--quiet").exit_code == 0
-    told = reproduce("--no-train")  # whose default is one seed: none that is there is dropped
-    assert re.search(r"\| step \| fedavg \| \d+\.\d ± \d+\.\d \(n=2\) \|", told.stdout)
+    result = reproduce("--no-train")  # the default is one seed, but existing runs are not dropped
+    assert re.search(r"\| step \| fedavg \| \d+\.\d ± \d+\.\d \(n=2\) \|", result.stdout)
     other = reproduce("--no-train", "--set", "training.epochs=3")
     assert isinstance(other.exception, RunError)
     assert "was run with other settings" in str(other.exception)
 
 
-def test_no_train_makes_no_folder_where_there_is_none(tmp_path: Path) -> None:
-    told = CliRunner().invoke(app, ["reproduce", "table1", "--no-train", "--runs", str(tmp_path / "typo")])
-    assert isinstance(told.exception, RunError)
-    assert "does not exist" in str(told.exception)
+def test_no_train_does_not_create_a_folder(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["reproduce", "table1", "--no-train", "--runs", str(tmp_path / "typo")])
+    assert isinstance(result.exception, RunError)
+    assert "does not exist" in str(result.exception)
     assert not (tmp_path / "typo").exists()
 
 
-def test_two_precisions_are_not_averaged(pool: ProcessPool, tmp_path: Path) -> None:
+def test_runs_of_two_precisions_are_refused(pool: ProcessPool, tmp_path: Path) -> None:
     one, two, *_ = study_runner.study_runs(load_study("table3"), "smoke", 1, tmp_path)
     run_folder.create(one.folder, one.recipe, one.recipe.method, 0, "bfloat16")
     with pytest.raises(RunError, match="must have one precision"):
@@ -180,13 +180,13 @@ def test_columns_without_a_finished_run_are_named_below_the_table() -> None:
     assert text.endswith("Not finished yet: resnet20.\n")
 
 
-def test_the_picture_by_round_has_a_line_for_each_method_in_its_own_colour(tmp_path: Path) -> None:
+def test_the_chart_by_round_has_a_line_for_each_method_in_its_colour(tmp_path: Path) -> None:
     study = load_study("table1")
     wanted = {("step", "fedavg", "convnet"), ("step", "fedbe-tuned", "convnet"), ("step", "1-ensemble", "convnet")}
-    places = [p for p in study_runner.study_runs(study, "paper", 2, tmp_path) if p.cell in wanted]
-    for place in places:
-        _play_by_hand(place)
-    chart = chart_by_round(study.with_changes(["training.lr=1"]), "paper", places)
+    runs = [run for run in study_runner.study_runs(study, "paper", 2, tmp_path) if run.cell in wanted]
+    for run in runs:
+        _write_run(run)
+    chart = chart_by_round(study.with_changes(["training.lr=1"]), "paper", runs)
     assert chart is not None
     assert chart.title == "Table 1: non-i.i.d. CIFAR-10; scale paper, training.lr=1"
     (panel,) = chart.panels
@@ -201,21 +201,21 @@ def test_the_picture_by_round_has_a_line_for_each_method_in_its_own_colour(tmp_p
     assert chart.note == ""
 
 
-def _play_by_hand(place: study_runner.StudyRun) -> None:
-    run_folder.create(place.folder, place.recipe, place.recipe.method, place.seed, "float32")
-    rounds = (1,) if place.cell[1] == "1-ensemble" else (1, 2)
-    lines = [{"round": r, "test": {"accuracy": 0.1 * r + 0.02 * place.seed}} for r in rounds]
-    (place.folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+def _write_run(run: study_runner.StudyRun) -> None:
+    run_folder.create(run.folder, run.recipe, run.recipe.method, run.seed, "float32")
+    rounds = (1,) if run.cell[1] == "1-ensemble" else (1, 2)
+    lines = [{"round": r, "test": {"accuracy": 0.1 * r + 0.02 * run.seed}} for r in rounds]
+    (run.folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_a_panel_compares_only_seeds_that_all_its_lines_have(tmp_path: Path) -> None:
+def test_a_panel_shows_only_the_seeds_that_all_its_lines_have(tmp_path: Path) -> None:
     study = load_study("table1")
     cells = {("step", "fedavg", "convnet"): (0, 1, 2), ("step", "fedbe", "convnet"): (0, 2)}
     cells |= {("dirichlet", "fedavg", "convnet"): (1,)}
-    places = [p for p in study_runner.study_runs(study, "paper", 3, tmp_path) if p.seed in cells.get(p.cell, ())]
-    for place in places:
-        _play_by_hand(place)
-    chart = chart_by_round(study, "paper", places)
+    runs = [run for run in study_runner.study_runs(study, "paper", 3, tmp_path) if run.seed in cells.get(run.cell, ())]
+    for run in runs:
+        _write_run(run)
+    chart = chart_by_round(study, "paper", runs)
     assert chart is not None
     assert {p.title: [(s.label, s.points[-1].n) for s in p.series] for p in chart.panels} == {
         "step, convnet": [("fedavg (n = 2)", 2), ("fedbe (n = 2)", 2)],
@@ -225,7 +225,7 @@ def test_a_panel_compares_only_seeds_that_all_its_lines_have(tmp_path: Path) -> 
     assert chart.note == "Runs of seeds that not all lines have yet are left out (1; see the table)."
 
 
-def test_other_values_than_methods_have_colours_that_differ() -> None:
+def test_values_other_than_methods_have_different_colours() -> None:
     from fedbe.reproduce.round_curves import series_colours
 
     colours = series_colours(("fedavg", "CIFAR-10", "none"))
@@ -234,39 +234,41 @@ def test_other_values_than_methods_have_colours_that_differ() -> None:
 
 
 def test_two_views_of_one_run_are_one_run(tmp_path: Path) -> None:
-    places = list(study_runner.study_runs(load_study("fig-ensemble"), "paper", 1, tmp_path))
-    assert len(places) == 4
-    assert len({p.folder for p in places}) == 2
+    runs = list(study_runner.study_runs(load_study("fig-ensemble"), "paper", 1, tmp_path))
+    assert len(runs) == 4
+    assert len({run.folder for run in runs}) == 2
 
 
-def test_a_stopped_study_goes_on(pool: ProcessPool, tmp_path: Path) -> None:
+def test_a_stopped_study_continues(pool: ProcessPool, tmp_path: Path) -> None:
     study = load_study("table3")
-    places = list(study_runner.study_runs(study, "smoke", 1, tmp_path))
-    whole, _ = study_runner.run_study(places, pool, Callback(), "float32", lambda: places[1].rounds_left == 1)
-    assert not whole
-    assert [p.rounds_left for p in places] == [0, 1] + [2] * (len(places) - 2)
-    half = table.markdown(study, "smoke", table.collect(study, places), {})
+    runs = list(study_runner.study_runs(study, "smoke", 1, tmp_path))
+    finished, _ = study_runner.run_study(runs, pool, Callback(), "float32", lambda: runs[1].rounds_left == 1)
+    assert not finished
+    assert [run.rounds_left for run in runs] == [0, 1] + [2] * (len(runs) - 2)
+    half = table.markdown(study, "smoke", table.collect(study, runs), {})
     assert "| – |" in half
-    now = 100 * run_folder.read_rounds(places[1].folder)[0]["test"]["accuracy"]
-    assert half.endswith(f"\n\nUnder way: {' / '.join(places[1].cell)}, seed 0: {now:.1f} after round 1 of 2.\n")
-    _play("table3", pool, tmp_path)
-    assert sum(p.rounds_left for p in places) == 0
+    now = 100 * run_folder.read_rounds(runs[1].folder)[0]["test"]["accuracy"]
+    assert half.endswith(f"\n\nUnder way: {' / '.join(runs[1].cell)}, seed 0: {now:.1f} after round 1 of 2.\n")
+    _run("table3", pool, tmp_path)
+    assert sum(run.rounds_left for run in runs) == 0
 
 
-def test_missing_data_is_said_not_hidden(pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_is_listed_with_the_reason(
+    pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDBE_DATA", str(tmp_path / "empty"))
     study = load_study("table5")
-    places = list(study_runner.study_runs(study, "cpu", 1, tmp_path))
-    whole, missing = study_runner.run_study(places, pool, Callback(), "float32", lambda: False)
-    assert whole
+    runs = list(study_runner.study_runs(study, "cpu", 1, tmp_path))
+    finished, missing = study_runner.run_study(runs, pool, Callback(), "float32", lambda: False)
+    assert finished
     assert set(missing) == set(study.cells("cpu"))
-    text = table.markdown(study, "cpu", table.collect(study, places), missing)
+    text = table.markdown(study, "cpu", table.collect(study, runs), missing)
     assert "Not run: step / fedavg / resnet20: " in text
     assert "tiny-imagenet" in text
     assert "27.5 ± 0.78" in text
 
 
-def test_ours_stands_beside_the_papers() -> None:
+def test_our_numbers_are_next_to_the_papers() -> None:
     measured = table.CellResult(("step", "fedbe", "convnet"), {0: 74.0, 1: 76.0}, (74.5, 0.51))
     assert measured.text == "75.0 ± 1.4 (n=2)"
     assert measured.paper_text == "74.5 ± 0.51"
@@ -274,7 +276,7 @@ def test_ours_stands_beside_the_papers() -> None:
     assert table.CellResult((), {}, (1.0,)).difference == "–"
 
 
-def test_means_over_different_seeds_are_not_left_to_be_compared() -> None:
+def test_means_over_different_seeds_get_a_warning() -> None:
     study = load_study("table1")
 
     def rows(*values: dict[int, float]) -> list[table.CellResult]:
@@ -303,7 +305,7 @@ LABELS = {
 
 @pytest.mark.skipif(not TEX.exists(), reason="the paper's source is not here")
 @pytest.mark.parametrize("name", LABELS)
-def test_every_number_of_the_papers_tables_is_typed_in_right(name: str) -> None:
+def test_every_number_equals_the_papers_source(name: str) -> None:
     text = TEX.read_text()
     begin = text.rindex(r"\begin{tabular}", 0, text.index(rf"\label{{{LABELS[name]}}}"))
     body = re.sub(r"\\textbf\{([^}]*)\}", r"\1", text[begin : text.index(r"\end{tabular}", begin)])
@@ -312,7 +314,7 @@ def test_every_number_of_the_papers_tables_is_typed_in_right(name: str) -> None:
     assert list(load_study(name).paper.values()) == numbers
 
 
-def test_the_papers_headline_is_typed_in_right() -> None:
+def test_the_papers_main_numbers() -> None:
     paper = load_study("table1").paper
     assert paper["step/fedavg/convnet"] == (72.0, 0.25)
     assert paper["step/fedbe/resnet20"] == (77.5, 0.42)
@@ -329,42 +331,46 @@ def test_the_exact_protocol_is_the_papers() -> None:
     assert study.limits("paper").seeds == 5
 
 
-def test_a_metric_can_belong_to_a_cell() -> None:
+def test_a_cell_can_have_its_own_metric() -> None:
     study = load_study("one-round")
     assert study.metric_for(("ensemble", "none")) == "test_ensemble.accuracy"
     assert study.metric_for(("ensemble", "swa")) == "test.accuracy"
     assert ("weight-average", "sgd") not in study.cells("paper")
 
 
-def test_a_scale_says_what_it_changed_and_what_it_left_out() -> None:
-    said = " ".join(table.reductions(load_study("table5"), "cpu"))
-    assert "`training.rounds=10`" in said
-    assert "`data.unlabeled_size=2000`" in said
-    assert "Left out at this scale: split iid; model mobilenetv2." in said
+def test_the_table_lists_what_a_scale_changes_and_leaves_out() -> None:
+    sentences = " ".join(table.reductions(load_study("table5"), "cpu"))
+    assert "`training.rounds=10`" in sentences
+    assert "`data.unlabeled_size=2000`" in sentences
+    assert "Left out at this scale: split iid; model mobilenetv2." in sentences
     assert table.reductions(load_study("table5"), "paper") == []
-    said = table.reductions(load_study("fig-confidence"), "cpu")
-    assert said == ["Changed against the paper (cifar10-step): `training.epochs=2`, `training.rounds=20`."]
+    sentences = table.reductions(load_study("fig-confidence"), "cpu")
+    assert sentences == ["Changed against the paper (cifar10-step): `training.epochs=2`, `training.rounds=20`."]
 
 
-def speed_of_two_quiet_cores(name: str, shape: tuple[int, ...], _classes: int, settings: str, _batch: int) -> float:
+def speed_of_two_idle_cores(name: str, shape: tuple[int, ...], _classes: int, settings: str, _batch: int) -> float:
     """Training images a second: a quarter at 64 × 64 pixels, 1 / 1.6 with four more layers."""
     known = {"convnet": 3300.0, "resnet20": 550.0, "mlp": 60_000.0}
     return known[name] / (4 if shape[-1] == 64 else 1) / (1.6 if json.loads(settings).get("extra_layers") == 4 else 1)
 
 
 @pytest.mark.parametrize("name", available_studies())
-def test_the_documentation_says_what_the_scale_cpu_changes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documentation_lists_what_the_scale_cpu_changes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text()
     _, after = text.split("## What the scale `cpu` changes")
     (row,) = [line for line in after.splitlines() if line.startswith(f"| `{name}` |")]
     study = load_study(name)
     changes = [f"`{change.partition('.')[2]}`" for change in study.limits("cpu").changes]
-    gone = [f"{axis} {', '.join(values)}" for axis, values in study.left_out("cpu").items()]
-    monkeypatch.setattr(cost, "images_per_second", speed_of_two_quiet_cores)
+    left_out = [f"{axis} {', '.join(values)}" for axis, values in study.left_out("cpu").items()]
+    monkeypatch.setattr(cost, "images_per_second", speed_of_two_idle_cores)
     hours = max(cost.seconds_by_column(study, "cpu").values()) / 3600
     assert hours <= 3
-    said = [", ".join(changes) or "–", "; ".join(gone) or "–", "seconds |" if hours < 0.05 else f"{hours:.1f} |"]
-    assert row.split(" | ")[1:] == said
+    expected = [
+        ", ".join(changes) or "–",
+        "; ".join(left_out) or "–",
+        "seconds |" if hours < 0.05 else f"{hours:.1f} |",
+    ]
+    assert row.split(" | ")[1:] == expected
 
 
 def test_the_cost_of_a_run_is_its_images(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,7 +380,7 @@ def test_the_cost_of_a_run_is_its_images(monkeypatch: pytest.MonkeyPatch) -> Non
     assert cost.run_seconds(recipe) == pytest.approx(346)
 
 
-def test_runs_that_begin_alike_train_their_first_round_once(
+def test_runs_with_the_same_first_round_train_it_once(
     pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cost, "images_per_second", lambda *_: 1000.0)
@@ -385,28 +391,28 @@ def test_runs_that_begin_alike_train_their_first_round_once(
 
     monkeypatch.setattr("fedbe.experiment.local_training.CACHE_AFTER_SECONDS", -1.0)
     trained: list[int] = []
-    plain = ProcessPool.map
+    original_map = ProcessPool.map
 
-    def noted(self: ProcessPool, jobs: Any, **options: Any) -> Any:
+    def recording_map(self: ProcessPool, jobs: Any, **options: Any) -> Any:
         if "should_stop" in options:  # only training can be stopped
             trained.extend(job.client for job in jobs if job.round == 1)
-        return plain(self, jobs, **options)
+        return original_map(self, jobs, **options)
 
-    monkeypatch.setattr(ProcessPool, "map", noted)
-    _, places = _play("one-round", pool, tmp_path)
-    assert len({p.folder for p in places}) == 3
+    monkeypatch.setattr(ProcessPool, "map", recording_map)
+    _, runs = _run("one-round", pool, tmp_path)
+    assert len({run.folder for run in runs}) == 3
     assert sorted(trained) == list(range(10))
     assert not list(tmp_path.glob("first-round*"))
 
 
-def test_a_run_that_two_cells_look_at_costs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_two_cells_costs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "images_per_second", lambda *_: 1000.0)
     study = load_study("fig-ensemble")
     once = sum(cost.run_seconds(study.recipe_for(("average", m), "paper")) for m in ("resnet20", "convnet"))
     assert cost.seconds(study, "paper") == pytest.approx(5 * once)
 
 
-def test_embedded_data_is_not_made_smaller_but_for_smoke() -> None:
+def test_only_smoke_makes_embedded_data_smaller() -> None:
     study = load_study("fig-confidence")
     cell = ("swissroll", "clients", "ECE")
     assert study.recipe_for(cell, "cpu") == study.recipe_for(cell, "paper") == load_recipe("swissroll")
@@ -426,38 +432,38 @@ def test_an_unknown_study_gets_the_nearest_name() -> None:
         load_study("tabel1")
 
 
-def test_a_number_of_no_cell_is_refused() -> None:
+def test_a_paper_number_without_a_cell_is_refused() -> None:
     with pytest.raises(ValueError, match="'a/c' does not belong"):
         Study(name="x", title="x", recipe="digits", rows=("r",), columns="c",
               axes={"r": {"a": ()}, "c": {"b": ()}}, paper={"a/c": (1.0,)})  # fmt: skip
 
 
 def test_runs_are_ordinary_runs(pool: ProcessPool, tmp_path: Path) -> None:
-    _, places = _play("table6", pool, tmp_path)
-    assert run_folder.read_info(places[0].folder).final is not None
+    _, runs = _run("table6", pool, tmp_path)
+    assert run_folder.read_info(runs[0].folder).final is not None
 
 
-def test_a_part_of_a_table_and_other_settings_can_be_asked_for(tmp_path: Path) -> None:
-    asked = ["reproduce", "table3", "--scale", "smoke", "--runs", str(tmp_path), "--only", "A"]
-    result = CliRunner().invoke(app, [*asked, "--set", "training.rounds=1", "--quiet"])
+def test_only_selects_cells_and_set_changes_settings(tmp_path: Path) -> None:
+    command = ["reproduce", "table3", "--scale", "smoke", "--runs", str(tmp_path), "--only", "A"]
+    result = CliRunner().invoke(app, [*command, "--set", "training.rounds=1", "--quiet"])
     assert result.exit_code == 0, result.output
     root = tmp_path / "reproduce-table3-smoke"
     assert [p.name.split("--")[0] for p in root.iterdir() if p.is_dir()] == ["A", "A"]
     written = (root / "table.md").read_text()
     assert "`training.rounds=1`" in written
     assert [line.count("(n=1)") for line in written.splitlines() if line.startswith("| ")] == [0, 2, 0]
-    again = CliRunner().invoke(app, [*asked, "--quiet"])
-    assert "other settings" in str(again.exception)  # what is there is not taken for the study's own
-    unknown = CliRunner().invoke(app, [*asked[:-1], "AA"])
+    again = CliRunner().invoke(app, [*command, "--quiet"])
+    assert "other settings" in str(again.exception)  # existing runs have other settings now
+    unknown = CliRunner().invoke(app, [*command[:-1], "AA"])
     assert "table3 has no 'AA' at the scale smoke: did you mean 'A'" in str(unknown.exception)
 
 
 def test_without_training_the_picture_of_an_analysis_stays(tmp_path: Path) -> None:
-    asked = ["reproduce", "fig-triangle", "--scale", "smoke", "--runs", str(tmp_path), "--quiet"]
-    first = CliRunner().invoke(app, asked)
+    command = ["reproduce", "fig-triangle", "--scale", "smoke", "--runs", str(tmp_path), "--quiet"]
+    first = CliRunner().invoke(app, command)
     assert first.exit_code == 0, first.output
     path = tmp_path / "reproduce-fig-triangle-smoke" / "table.md"
     written = path.read_text()
     assert "(triangle.svg)" in written
-    assert CliRunner().invoke(app, [*asked, "--no-train"]).exit_code == 0
+    assert CliRunner().invoke(app, [*command, "--no-train"]).exit_code == 0
     assert path.read_text() == written
