@@ -132,6 +132,13 @@ def _scalars(path: Path) -> dict[str, list[float]]:
 
 
 @pytest.mark.e2e
+def test_without_worker_processes_the_result_has_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "run", *QUICK, "-q", "--workers", "0", "--name", "serial") == 0
+    assert fedbe("run", *QUICK, "-q", "--workers", "2", "--name", "pool", cwd=tmp_path).returncode == 0
+    assert _same(tmp_path / "runs" / "serial", tmp_path / "runs" / "pool")
+
+
 def test_a_run_stopped_by_ctrl_c_and_kill_9_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
     settings = (*SLOW, "--method", "fedbe+scaffold")
     uninterrupted = fedbe("run", *settings, "--name", "uninterrupted", "-q", cwd=tmp_path)
@@ -194,7 +201,7 @@ def _same(a: Path, b: Path) -> bool:
         (("compare", "--methods", "fedavg,fedbo"), 2, "unknown method 'fedbo'"),
         (("compare", "--methods", ","), 2, "name at least one method"),
         (("compare", "--methods", "fedavg,fedavg"), 2, "'fedavg' is named twice"),
-        (("run", "--workers", "0"), 2, "Invalid value for '--workers'"),
+        (("run", "--workers", "-1"), 2, "Invalid value for '--workers'"),
         (("resume", "nowhere"), 1, "nowhere is not a run folder"),
         (("evaluate", "nowhere"), 1, "nowhere has no model.safetensors"),
         (("predict", "nowhere", "a.png"), 1, "nowhere has no model.safetensors"),

@@ -11,7 +11,10 @@ RecipeName = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.rounds=20.")
 ]
-Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes; default: one per core.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=0, help="Worker processes; default: one per core. 0: in this process, for debugging."),
+]
 Precision = Annotated[str, typer.Option(help="float32, bfloat16, or auto (bfloat16 if the processor supports it).")]
 RunsFolder = Annotated[Path, typer.Option(help="The folder for results.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]

@@ -12,6 +12,7 @@ from fedbe.cli.interrupt import interruptible
 from fedbe.cli.options import Precision, Quiet, RunsFolder, Workers
 from fedbe.core.files import make_folder
 from fedbe.errors import RunError
+from fedbe.experiment.executors import make_executor
 from fedbe.experiment.executors.forkserver import warm_up
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def reproduce(
     from fedbe.reproduce.study import load_study, parse_scale
 
     chosen = parse_scale(scale)
-    warm_up()
+    if train and workers != 0:
+        warm_up()
     from fedbe.core.compute import resolve_precision
     from fedbe.reproduce import table
     from fedbe.reproduce.study_runner import check_runs, plan_study
@@ -78,20 +80,20 @@ def _train_and_analyse(
     """Returns whether all is finished, the reasons why cells have no number, and the charts of the analysis."""
     from fedbe.core.compute import cores
     from fedbe.experiment.callbacks import progress_callback
-    from fedbe.experiment.executors.process_pool import ProcessPool
     from fedbe.reproduce.analysis import analyse
     from fedbe.reproduce.study_runner import run_study
 
     progress = progress_callback(plan.rounds_left, quiet=quiet, console=err)
     finished, missing = True, dict["Cell", str]()
-    with interruptible() as interrupted, ProcessPool(workers or cores()) if plan.selected else nullcontext() as pool:
-        if pool:
-            finished, missing = run_study(plan.selected, pool, progress, precision, interrupted)
+    workers = cores() if workers is None else workers
+    with interruptible() as interrupted, make_executor(workers) if plan.selected else nullcontext() as executor:
+        if executor:
+            finished, missing = run_study(plan.selected, executor, progress, precision, interrupted)
         if not study.analysis:
             return finished, missing, []
         with nullcontext() if quiet else err.status("analysing finished runs"):
             analysed, not_analysed, charts = analyse(
-                study, plan.shown, pool if finished else None, interrupted, requested=plan.selected
+                study, plan.shown, executor if finished else None, interrupted, requested=plan.selected
             )
     return finished and analysed, {**not_analysed, **missing}, charts
 

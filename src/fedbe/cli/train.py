@@ -12,6 +12,7 @@ from fedbe.cli.console import err, out, plain_table
 from fedbe.cli.interrupt import interruptible
 from fedbe.cli.options import Overrides, Precision, Quiet, RecipeName, RunFolder, RunsFolder, Workers
 from fedbe.errors import SettingError
+from fedbe.experiment.executors import make_executor
 from fedbe.experiment.executors.forkserver import warm_up
 
 Name = Annotated[str | None, typer.Option(help="Name of the result folder; default: made from the recipe.")]
@@ -31,7 +32,8 @@ def run(
     tensorboard: TensorBoardFlag = False,
 ) -> None:
     """Train one federation with one method."""
-    warm_up()
+    if workers != 0:
+        warm_up()
     from fedbe.core.compute import resolve_precision
     from fedbe.experiment import run_folder
     from fedbe.experiment.recipe_files import load_recipe
@@ -59,7 +61,8 @@ def compare(
     tensorboard: TensorBoardFlag = False,
 ) -> None:
     """Train several methods on the same splits and initial weights, and compare them."""
-    warm_up()
+    if workers != 0:
+        warm_up()
     from fedbe.core.compute import resolve_precision
     from fedbe.experiment import comparison, run_folder
     from fedbe.experiment.recipe_files import load_recipe
@@ -74,7 +77,8 @@ def compare(
 
 def resume(run: RunFolder, workers: Workers = None, quiet: Quiet = False, tensorboard: TensorBoardFlag = False) -> None:
     """Continue a stopped run or comparison; the result is the same to the last bit."""
-    warm_up()
+    if workers != 0:
+        warm_up()
     _train(run, workers, quiet, tensorboard)
 
 
@@ -116,15 +120,14 @@ def _train_runs(
     from fedbe.core.compute import cores
     from fedbe.experiment import comparison, loop, run_folder
     from fedbe.experiment.callbacks import CallbackList, TensorBoardCallback, progress_callback
-    from fedbe.experiment.executors.process_pool import ProcessPool
 
     progress = progress_callback(sum(run_folder.rounds_left(path) for path in run_folders), quiet=quiet, console=err)
     task = run_folder.read_task(run_folders[0])
-    with interruptible() as interrupted, ProcessPool(workers or cores()) as pool:
+    with interruptible() as interrupted, make_executor(cores() if workers is None else workers) as executor:
         for path in run_folders:
             callback = CallbackList([progress, TensorBoardCallback(path)]) if tensorboard else progress
             first_round = comparison.first_round(path) if compared else None
-            if not loop.execute(path, pool, callback, should_stop=interrupted, task=task, first_round=first_round):
+            if not loop.execute(path, executor, callback, should_stop=interrupted, task=task, first_round=first_round):
                 return False
             if compared:
                 comparison.drop_first_rounds(compared)

@@ -166,8 +166,8 @@ def check_runs(runs: Iterable[StudyRun], precision: str | None = None) -> None:
 
 def _check_settings(run: StudyRun) -> None:
     info = run_folder.read_info(run.folder)
-    found = _numeric_settings(run_folder.read_recipe(run.folder), info.method)
-    if info.seed != run.seed or found != _numeric_settings(run.recipe, run.recipe.method):
+    actual = _numeric_settings(run_folder.read_recipe(run.folder), info.method)
+    if info.seed != run.seed or actual != _numeric_settings(run.recipe, run.recipe.method):
         raise RunError(
             f"{run.folder} was run with other settings than this study has now: move it away, choose another "
             "folder with --runs, or give the settings of the run with --set"
