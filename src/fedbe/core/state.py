@@ -109,8 +109,7 @@ class Layout:
         self.buffers = _slots({n: t for n, t in rest.items() if t.is_floating_point()})
         self.counters = {n: (t.shape, t.dtype) for n, t in rest.items() if not t.is_floating_point()}
         self.device = next(iter(entries.values())).device
-        is_double = any(t.dtype == torch.float64 for t in entries.values())
-        self.dtype = torch.float64 if is_double else torch.float32
+        self.dtype = torch.float64 if torch.float64 in {t.dtype for t in entries.values()} else torch.float32
 
     @property
     def size(self) -> int:
