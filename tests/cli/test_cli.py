@@ -200,7 +200,7 @@ def _same(a: Path, b: Path) -> bool:
         (("run", "--precision", "float16"), 2, "unknown precision 'float16'"),
         (("compare", "--methods", "fedavg,fedbo"), 2, "unknown method 'fedbo'"),
         (("compare", "--methods", ","), 2, "name at least one method"),
-        (("compare", "--methods", "fedavg,fedavg"), 2, "'fedavg' is named twice"),
+        (("compare", "--methods", "fedavg,fedavg"), 2, "listed twice"),
         (("run", "--workers", "-1"), 2, "Invalid value for '--workers'"),
         (("resume", "nowhere"), 1, "nowhere is not a run folder"),
         (("evaluate", "nowhere"), 1, "nowhere has no model.safetensors"),

@@ -117,7 +117,7 @@ def test_one_round_methods_play_one_long_round(play: Play) -> None:
 def record_vote(folder: Path) -> float:
     """1-Ensemble's accuracy, computed from the saved members."""
     test = data.load_task("digits").test
-    return saved_model.open_run(folder).metrics(test.inputs, test.labels).accuracy
+    return saved_model.load_trained_model(folder).metrics(test.inputs, test.labels).accuracy
 
 
 @pytest.mark.parametrize("method", ["fedavg", "1-ensemble"])
@@ -137,14 +137,14 @@ def test_load_gives_the_module_back(play: Play) -> None:
 
 
 def test_predicting_image_files(play: Play, tmp_path: Path) -> None:
-    loaded = saved_model.open_run(play("fedavg", "fedavg"))
+    loaded = saved_model.load_trained_model(play("fedavg", "fedavg"))
     test = data.load_task("digits").test
     big = Image.fromarray(test.inputs[0, :, :, 0].numpy()).resize((80, 80), Image.Resampling.NEAREST)
     big.save(tmp_path / "digit.png")
     images = saved_model.read_images([tmp_path / "digit.png"], loaded.spec.shape)
     assert images.shape == (1, 8, 8, 1)
     with pytest.raises(DataError, match=r"takes inputs of shape \[1, 8, 8\], got \[1, 8, 7\]"):
-        loaded.probabilities(images[:, :, :7])
+        loaded.predict_proba(images[:, :, :7])
     (tmp_path / "text.png").write_text("no image")
     with pytest.raises(DataError, match=r"text\.png is not an image"):
         saved_model.read_images([tmp_path / "text.png"], loaded.spec.shape)
@@ -154,7 +154,7 @@ def test_predicting_image_files(play: Play, tmp_path: Path) -> None:
 
 def test_an_unfinished_or_foreign_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"has no model\.safetensors"):
-        saved_model.open_run(tmp_path)
+        saved_model.load_trained_model(tmp_path)
     with pytest.raises(RunError, match="is not a run folder"):
         run_folder.read_info(tmp_path)
 

@@ -17,7 +17,7 @@ from fedbe.experiment import run_folder
 from fedbe.experiment.callbacks import Callback
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import ModelSpec
-from fedbe.experiment.saved_model import Loaded
+from fedbe.experiment.saved_model import TrainedModel
 from fedbe.report.analysis_charts import features_chart
 from fedbe.report.figures import draw
 from fedbe.reproduce import analysis, study_runner, table
@@ -141,7 +141,7 @@ def test_the_inputs_of_the_last_layer_are_the_features() -> None:
     with torch.no_grad():
         module[0].weight.copy_(torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
         module[2].weight.copy_(torch.eye(2))
-    loaded = Loaded(module, ModelSpec("mlp", 2, (2,)), ("a", "b"), torch.zeros(2), torch.ones(2))
+    loaded = TrainedModel(module, ModelSpec("mlp", 2, (2,)), ("a", "b"), torch.zeros(2), torch.ones(2))
     result, predicted = features.penultimate(loaded, torch.tensor([[3.0, 2.0], [-1.0, -4.0]]))
     assert result.tolist() == [[3.0, 0.0], [0.0, 4.0]]
     assert predicted.tolist() == [0, 1]

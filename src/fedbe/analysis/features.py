@@ -15,7 +15,7 @@ from fedbe.analysis.runs import Run
 from fedbe.data.auxiliary import match_shape
 from fedbe.errors import DataError
 from fedbe.experiment.executors.base import Executor
-from fedbe.experiment.saved_model import Loaded, open_run
+from fedbe.experiment.saved_model import TrainedModel, load_trained_model
 
 CLASSES = (1, 3, 6)  # of CIFAR-10: automobile, cat, frog
 NOISE = "fedbe.reproduce.smoke:images"
@@ -31,7 +31,7 @@ def measure(run: Run, _: Executor) -> dict[str, Any]:
         For each part: `purity`, `silhouette`, and the `points` and `classes` of the picture; or a sentence that says
         why the part is missing.
     """
-    loaded, source = open_run(run.folder), run.recipe.data.source
+    loaded, source = load_trained_model(run.folder), run.recipe.data.source
     test = load_task(source).test
     chosen = torch.isin(test.labels, torch.tensor(CLASSES))
     features, _predicted = penultimate(loaded, test.inputs[chosen][:MAX_IMAGES])
@@ -43,7 +43,7 @@ def measure(run: Run, _: Executor) -> dict[str, Any]:
     }
 
 
-def _foreign(loaded: Loaded, source: str, seed: int) -> dict[str, Any] | str:
+def _foreign(loaded: TrainedModel, source: str, seed: int) -> dict[str, Any] | str:
     try:
         images = load_task(source).test.inputs
     except DataError as error:
@@ -57,13 +57,13 @@ def _foreign(loaded: Loaded, source: str, seed: int) -> dict[str, Any] | str:
 
 
 @torch.no_grad()
-def penultimate(loaded: Loaded, inputs: Tensor) -> tuple[Tensor, Tensor]:
+def penultimate(loaded: TrainedModel, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """The inputs of the last linear layer, [N, features], and the predicted classes, int64 [N]."""
     batches: list[Tensor] = []
     head = [m for m in loaded.module.modules() if isinstance(m, nn.Linear)][-1]
     hook = head.register_forward_pre_hook(lambda _, values: batches.append(values[0]))
     try:
-        predicted = loaded.probabilities(inputs).argmax(1)
+        predicted = loaded.predict_proba(inputs).argmax(1)
     finally:
         hook.remove()
     return torch.cat(batches), predicted

@@ -18,7 +18,7 @@ def evaluate(
     from fedbe.experiment import saved_model
     from fedbe.experiment.run_folder import read_recipe
 
-    model = saved_model.open_run(run)
+    model = saved_model.load_trained_model(run)
     test = load_task(data or read_recipe(run).data.source).test
     if test.classes != model.classes:
         raise DataError(f"the model was trained on {len(model.classes)} classes; {test.name} has other classes")
@@ -31,8 +31,8 @@ def predict(run: RunFolder, images: Annotated[list[Path], typer.Argument(help="I
     """Classify images with the final model of a run."""
     from fedbe.experiment import saved_model
 
-    model = saved_model.open_run(run)
-    probabilities = model.probabilities(saved_model.read_images(images, model.spec.shape))
+    model = saved_model.load_trained_model(run)
+    probabilities = model.predict_proba(saved_model.read_images(images, model.spec.shape))
     for path, row in zip(images, probabilities, strict=True):
         top = row.topk(min(3, len(row)))
         ranked = zip(top.values.tolist(), top.indices.tolist(), strict=True)

@@ -1,7 +1,7 @@
-"""A RunState as one safetensors file: written whole or not at all, the last two kept.
+"""A checkpoint is a RunState in one safetensors file. It is written atomically, and the last two are kept.
 
-The file's header carries the round and the run's identity as JSON. A file that cannot be read is passed over for
-the one before it; one that belongs to another recipe, data or version of the arithmetic is refused.
+The header of the file has the round and the identity of the run as JSON. If a file cannot be read, the one before it is
+used. A file that belongs to another recipe, other data or another version of the arithmetic is refused.
 """
 
 import json
@@ -17,14 +17,16 @@ from fedbe.experiment.run_state import RunState
 from fedbe.experiment.tensor_files import UNREADABLE, model_of, part, read_tensors, tensors_of, write_tensors
 
 KEPT = 2
-Identity = Mapping[str, str]  # what must be the same to go on: recipe, numerics, data, torch …
+Identity = Mapping[str, str]  # what must not change between checkpoint and resume: recipe, numerics, data, torch …
 
 
 def save(folder: Path, state: RunState, identity: Identity) -> Path:
-    """Write the checkpoint of a round, then drop all but the last two."""
+    """Write the checkpoint of a round, then remove all but the last two."""
     tensors = tensors_of("model", state.model)
     tensors |= {f"memory/{name}": t for name, t in state.memory.items()}
-    tensors |= {f"clients/{json.dumps(c)}/{name}": t for c, own in state.clients.items() for name, t in own.items()}
+    tensors |= {
+        f"clients/{json.dumps(c)}/{name}": t for c, memory in state.clients.items() for name, t in memory.items()
+    }
     for i, member in enumerate(state.members):
         tensors |= tensors_of(f"members/{i}", member.state)
     header = {
@@ -45,7 +47,18 @@ def paths(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path, identity: Identity | None = None) -> RunState | None:
-    """The newest checkpoint that can be read; None if the run has none yet."""
+    """The newest checkpoint that can be read.
+
+    Args:
+        folder: The run folder.
+        identity: The identity of the run; None to accept any checkpoint.
+
+    Returns:
+        The state; None if the run has no checkpoint yet.
+
+    Raises:
+        RunError: No checkpoint can be read, or the newest one has another identity.
+    """
     existing = paths(folder)
     for path in existing:
         state = read(path, identity)
@@ -57,7 +70,7 @@ def latest(folder: Path, identity: Identity | None = None) -> RunState | None:
 
 
 def read(path: Path, identity: Identity | None = None) -> RunState | None:
-    """The state in one file; None if it cannot be read. One of another identity is refused."""
+    """The state in one file; None if the file cannot be read. RunError if it has another identity."""
     try:
         header, tensors = read_tensors(path)
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""Several methods on the same splits and the same initial weights, and how sure the difference is."""
+"""Compare methods on the same splits and initial weights, with a paired t-test over seeds."""
 
 import json
 import math
@@ -18,10 +18,14 @@ from fedbe.experiment.recipe import Recipe
 
 @dataclass(frozen=True)
 class Row:
-    """One method's accuracies (in percent, one for each seed) and its difference to the reference method.
+    """One method's accuracies and how they differ from those of the reference method.
 
-    difference, spread: mean and standard deviation of the paired differences; chance: the two-sided p-value of a
-    paired t-test, None where there are fewer than two seeds or all differences are equal.
+    Attributes:
+        method: The method's name.
+        accuracies: Test accuracies in percent, one for each seed.
+        difference: The mean of the paired differences; None for the reference itself.
+        spread: The standard deviation of the paired differences; None with fewer than two seeds.
+        chance: The two-sided p-value of a paired t-test; None with fewer than two seeds or without spread.
     """
 
     method: str
@@ -32,20 +36,33 @@ class Row:
 
     @property
     def mean(self) -> float:
+        """The mean accuracy over seeds, in percent."""
         return mean(self.accuracies)
 
     @property
     def std(self) -> float | None:
-        """Sample standard deviation over seeds."""
+        """The sample standard deviation over seeds; None with one seed."""
         return stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
 
 def create(folder: Path, recipe: Recipe, names: Sequence[str], seeds: Sequence[int], precision: str) -> Path:
-    """Make the folder of a comparison with a run for each method and seed."""
+    """Create the folder of a comparison, with a run folder for each method and seed. Nothing is trained yet.
+
+    Args:
+        folder: The folder; it must not exist, or be empty.
+        recipe: The settings of all runs.
+        names: The methods; the first is the reference.
+        seeds: The seeds.
+        precision: float32 or bfloat16.
+
+    Raises:
+        SettingError: A method is unknown or listed twice, or there is none.
+        RunError: The folder cannot be created.
+    """
     if not names:
         raise SettingError("name at least one method to compare, like --methods fedavg,fedbe")
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise SettingError(f"'{twice[0]}' is named twice in the methods to compare")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise SettingError(f"'{repeated[0]}' is listed twice in the methods to compare")
     for name in names:
         recipe.method_for(name)
     with run_folder.new_folder(folder) as part:
@@ -57,39 +74,52 @@ def create(folder: Path, recipe: Recipe, names: Sequence[str], seeds: Sequence[i
 
 
 def is_comparison(folder: Path) -> bool:
+    """Whether a folder is a comparison."""
     return (folder / "compare.json").is_file()
 
 
 def cells(folder: Path) -> list[Path]:
-    """The runs of a comparison, seed by seed, so that an early stop leaves whole comparisons."""
+    """The run folders of a comparison, seed by seed, so that an early stop leaves complete seeds."""
     plan = _plan(folder)
     return [_cell(folder, name, seed) for seed in plan["seeds"] for name in plan["methods"]]
 
 
 def first_round(cell: Path) -> Path:
-    """Where the runs of one seed share the clients of round 1 while they are trained."""
+    """The folder where the runs of one seed share the trained clients of round 1."""
     return cell.parent / f"first-round-seed{run_folder.read_info(cell).seed}"
 
 
 def drop_first_rounds(folder: Path) -> None:
-    """Remove what runs shared, seed by seed, when all of a seed are done."""
-    wanted = {first_round(cell) for cell in cells(folder) if not run_folder.read_info(cell).finished}
-    for shared in set(folder.glob("first-round-*")) - wanted:
+    """Remove the shared first rounds of the seeds whose runs are all finished."""
+    needed = {first_round(cell) for cell in cells(folder) if not run_folder.read_info(cell).finished}
+    for shared in set(folder.glob("first-round-*")) - needed:
         shutil.rmtree(shared, ignore_errors=True)
 
 
 def table(folder: Path) -> list[Row]:
-    """A row for each method, in the order asked for; differences are to the first."""
+    """A row for each method, in the order of the comparison; the first method is the reference.
+
+    Raises:
+        RunError: The folder is not a comparison, or a run is not finished.
+    """
     plan = _plan(folder)
     accuracies = {
         name: tuple(100 * _accuracy(_cell(folder, name, seed)) for seed in plan["seeds"]) for name in plan["methods"]
     }
-    base = plan["methods"][0]
-    return [row(name, values, None if name == base else accuracies[base]) for name, values in accuracies.items()]
+    reference = plan["methods"][0]
+    return [
+        row(name, values, None if name == reference else accuracies[reference]) for name, values in accuracies.items()
+    ]
 
 
 def row(name: str, accuracies: tuple[float, ...], reference: tuple[float, ...] | None) -> Row:
-    """
+    """The row of one method.
+
+    Args:
+        name: The method's name.
+        accuracies: In percent, one for each seed.
+        reference: The accuracies of the reference method on the same seeds; None for the reference itself.
+
     >>> r = row("b", (3.0, 5.0, 4.0), (1.0, 2.0, 3.0))
     >>> r.difference, r.spread, round(r.chance, 4)
     (2.0, 1.0, 0.0742)
@@ -100,11 +130,12 @@ def row(name: str, accuracies: tuple[float, ...], reference: tuple[float, ...] |
     if len(differences) < 2:
         return Row(name, accuracies, differences[0])
     spread = stdev(differences)
-    return Row(name, accuracies, mean(differences), spread, _chance(mean(differences), spread, len(differences)))
+    return Row(name, accuracies, mean(differences), spread, _p_value(mean(differences), spread, len(differences)))
 
 
-def _chance(difference: float, spread: float, n: int) -> float | None:
-    if spread < 1e-9:  # equal differences, but for rounding: there is no spread to judge them by
+def _p_value(difference: float, spread: float, n: int) -> float | None:
+    """The two-sided p-value of a paired t-test with n pairs."""
+    if spread < 1e-9:  # the differences are equal up to rounding: a t-test needs some spread
         return None
     from scipy.stats import t
 
@@ -113,15 +144,16 @@ def _chance(difference: float, spread: float, n: int) -> float | None:
 
 def cells_of(row: Row) -> tuple[str, str, str, str]:
     """A row as text: method, accuracy, difference, p."""
-    against = (
-        "" if row.difference is None else f"{row.difference:+.1f}" + (f" ± {row.spread:.1f}" if row.spread else "")
-    )
     accuracy = f"{row.mean:.1f}" if row.std is None else f"{row.mean:.1f} ± {row.std:.1f}"
-    return get_method(row.method).title, accuracy, against, "" if row.chance is None else readable(row.chance)
+    difference = "" if row.difference is None else f"{row.difference:+.1f}"
+    if row.spread:
+        difference += f" ± {row.spread:.1f}"
+    return get_method(row.method).title, accuracy, difference, "" if row.chance is None else readable(row.chance)
 
 
 def readable(chance: float) -> str:
-    """
+    """A p-value as text.
+
     >>> readable(0.0421), readable(0.0002)
     ('0.042', '< 0.001')
     """
@@ -129,13 +161,13 @@ def readable(chance: float) -> str:
 
 
 def verdict(rows: Sequence[Row]) -> tuple[str, str]:
-    """What the table says, and how sure that is."""
+    """The result of a comparison, and how certain it is; two phrases."""
     best = max(rows, key=lambda r: r.mean)
-    base = get_method(rows[0].method).title
+    reference = get_method(rows[0].method).title
     title, n = get_method(best.method).title, len(best.accuracies)
     if best.difference is None:
-        return f"No method beats {base} here", f"over n = {n} seeds"
-    gain = f"{title} is {best.difference:.1f} points above {base}"
+        return f"No method beats {reference} here", f"over n = {n} seeds"
+    gain = f"{title} is {best.difference:.1f} points above {reference}"
     if best.chance is None:
         return gain, f"too few seeds to say how sure that is: n = {n}"
     sure = "that is hardly chance" if best.chance < 0.05 else "that may be chance: try more seeds"
@@ -144,12 +176,12 @@ def verdict(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def sentence(rows: Sequence[Row]) -> str:
-    """The verdict in one sentence."""
+    """The verdict as one sentence."""
     return "{} ({}).".format(*verdict(rows))
 
 
 def write_report(folder: Path, rows: Sequence[Row]) -> Path:
-    """comparison.md for people and comparison.json for programs; returns the former."""
+    """Write comparison.md for people and comparison.json for programs; returns the path of comparison.md."""
     plan = _plan(folder)
     recipe = run_folder.read_recipe(cells(folder)[0])
     info = run_folder.read_info(cells(folder)[0])
@@ -173,19 +205,21 @@ def write_report(folder: Path, rows: Sequence[Row]) -> Path:
 
 
 def _rounds(recipe: Recipe, rows: Sequence[Row]) -> str:
-    found = {get_method(r.method).title: recipe.rounds(get_method(r.method)) for r in rows}
-    most = max(found.values())
-    fewer = ", ".join(f"{title}: {n}" for title, n in found.items() if n < most)
+    """The number of rounds as text, with the methods that have fewer."""
+    rounds = {get_method(r.method).title: recipe.rounds(get_method(r.method)) for r in rows}
+    most = max(rounds.values())
+    fewer = ", ".join(f"{title}: {n}" for title, n in rounds.items() if n < most)
     return f"{most} rounds ({fewer})" if fewer else f"{most} rounds"
 
 
 def _plan(folder: Path) -> Mapping[str, list]:  # type: ignore[type-arg]
+    """The methods and seeds of a comparison."""
     try:
         plan: Mapping[str, list] = json.loads((folder / "compare.json").read_text())  # type: ignore[type-arg]
         if not all(isinstance(plan[part], list) and plan[part] for part in ("methods", "seeds")):
             raise ValueError("compare.json must list methods and seeds")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{folder} is no comparison: {error}") from error
+        raise RunError(f"{folder} is not a comparison: {error}") from error
     return plan
 
 

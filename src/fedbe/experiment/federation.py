@@ -1,9 +1,9 @@
-"""What stays fixed while a federation trains: everybody's data, and the architecture of the model."""
+"""What stays fixed while a federation trains: the data of the server and the clients, and the architecture."""
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any, Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,14 @@ from fedbe.experiment.recipe import Recipe
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """An architecture that every process can build for itself: a name or module:function, and its settings."""
+    """An architecture that every process can build for itself.
+
+    Args:
+        name: A network of `fedbe.models`, or module:function.
+        classes: The number of classes.
+        shape: The shape of one input.
+        settings: Of the network.
+    """
 
     name: str
     classes: int
@@ -26,7 +33,11 @@ class ModelSpec:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, source: torch.Generator) -> nn.Module:
-        """The module, its weights drawn from the generator."""
+        """Build the module with weights that are drawn from the generator.
+
+        Raises:
+            RecipeError: The function cannot be called, or does not return a module.
+        """
         if ":" not in self.name:
             return models.build(self.name, self.classes, self.shape, source, **self.settings)
         with global_rng(source):
@@ -40,9 +51,19 @@ class ModelSpec:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Feeds share one tensor of pixels; clients are index tensors into the training data.
+    """The data of all parties. The loaders share one tensor of inputs.
 
-    Labels of the server's images are known to the simulator only: they go into reports and the oracle rows.
+    Attributes:
+        model: The architecture.
+        classes: The names of the classes.
+        train: The training data of all clients.
+        labels: Its labels.
+        clients: For each client, the indices of its examples in `train`.
+        test: The test data.
+        test_labels: Its labels.
+        server: The server's unlabeled data; None if it has none.
+        server_labels: Its labels if they are known. Methods do not see them; they are only for reports.
+        digest: A digest of all data.
     """
 
     model: ModelSpec
@@ -56,22 +77,32 @@ class Federation:
     server_labels: Tensor | None
     digest: str
 
-    def share_(self) -> "Federation":
-        """Move all data into shared memory, for worker processes to read without a copy."""
-        for feed in (self.train, self.test, self.server):
-            if feed is not None:
-                feed.share_()
+    def share_(self) -> Self:
+        """Move all data into shared memory, so that worker processes read it without a copy."""
+        for loader in (self.train, self.test, self.server):
+            if loader is not None:
+                loader.share_()
         for tensor in (self.labels, self.test_labels, *self.clients):
             tensor.share_memory_()  # type: ignore[no-untyped-call]
         return self
 
 
 def prepare(recipe: Recipe, seed: int, task: Task | None = None) -> Federation:
-    """Load the data and divide it, as the recipe says; a function of (recipe, seed)."""
+    """Load the data and divide it as the recipe says; a function of (recipe, seed).
+
+    Args:
+        recipe: The recipe.
+        seed: The run's seed.
+        task: The data set, if it is already loaded.
+
+    Raises:
+        DataError: The data is missing.
+        RecipeError: The recipe's settings do not fit the data.
+    """
     task = task or data.load_task(recipe.data.source)
     parts = divide(recipe, task.train, seed)
     train = BatchLoader(task.train, augment=_augmentation(recipe, task))
-    server, server_labels, foreign = _server_part(recipe, task, train, parts.server, seed)
+    server, server_labels, unlabeled_digest = _server_part(recipe, task, train, parts.server, seed)
     return Federation(
         model=ModelSpec(recipe.model.name, len(task.train.classes), train.shape, recipe.model.settings()),
         classes=task.train.classes,
@@ -82,12 +113,12 @@ def prepare(recipe: Recipe, seed: int, task: Task | None = None) -> Federation:
         test_labels=task.test.labels,
         server=server,
         server_labels=server_labels,
-        digest=_digest([task.train.digest(), task.test.digest(), foreign]),
+        digest=_digest([task.train.digest(), task.test.digest(), unlabeled_digest]),
     )
 
 
 def divide(recipe: Recipe, train: Dataset, seed: int) -> data.Partition:
-    """Who has which of the training images."""
+    """Divide the training examples among the server and the clients."""
     settings = recipe.split.settings()
     if recipe.split.kind == "column":
         settings["ids"] = train.client_ids
@@ -106,24 +137,26 @@ def _augmentation(recipe: Recipe, task: Task) -> Augment | None:
 def _server_part(
     recipe: Recipe, task: Task, train: BatchLoader, index: Tensor, seed: int
 ) -> tuple[BatchLoader | None, Tensor | None, str]:
+    """The server's data, its labels if they are known, and a digest of data that is not in the task."""
     if recipe.data.unlabeled is None:
-        # A smaller part is a part of a larger one, so that sizes can be compared.
+        # Smaller sizes are subsets of larger ones, so that sizes can be compared.
         order = torch.randperm(len(index), generator=generator(seed, 0, "unlabeled"))[: recipe.data.unlabeled_size]
         used = index[order.sort().values]
         return (train.select(used), task.train.labels[used], "") if len(used) else (None, None, "")
     if not is_image(train.shape):
         raise RecipeError("data.unlabeled is for images, but this data set has vectors: use data.server")
-    foreign = data.load_unlabeled(
+    unlabeled = data.load_unlabeled(
         recipe.data.unlabeled,
         size=recipe.data.unlabeled_size,
         shape=train.shape,
         seed=seed,
         task=task.train.name,
     )
-    return train.like(foreign), None, hashlib.sha256(foreign.numpy().data).hexdigest()
+    return train.like(unlabeled), None, hashlib.sha256(unlabeled.numpy().data).hexdigest()
 
 
 def is_image(shape: tuple[int, ...]) -> TypeGuard[tuple[int, int, int]]:
+    """Whether inputs of this shape are images: (channels, height, width)."""
     return len(shape) == 3
 
 

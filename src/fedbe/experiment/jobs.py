@@ -10,7 +10,6 @@ from torch import Tensor
 from fedbe.algorithms.client.rules import LocalRule
 from fedbe.algorithms.client.training import LocalSettings, Trained, train
 from fedbe.algorithms.vote import predict
-from fedbe.core.inputs import Inputs
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.random import generator
 from fedbe.core.state import ModelState
@@ -22,7 +21,19 @@ EVALUATION_CHUNK = 2500  # test examples in one job; fixed, so that results do n
 
 @dataclass(frozen=True, eq=False)
 class TrainJob:
-    """One client's local training in one round."""
+    """One client's local training in one round.
+
+    Args:
+        client: The client's number.
+        round: The round, from 1.
+        seed: The run's seed.
+        state: The global model that the client starts from.
+        settings: Of the client's SGD.
+        num_examples: The size of the client's data.
+        rules: What the method adds to SGD (FedProx's term, SCAFFOLD's correction).
+        broadcast: Vectors that the server sends with the model, by name.
+        memory: Vectors that the client kept from its last round, by name.
+    """
 
     client: int
     round: int
@@ -35,14 +46,17 @@ class TrainJob:
     memory: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
-    def size(self) -> float:
+    def size(self) -> int:
+        """The work in examples, so that the longest job can start first."""
         return self.settings.epochs * self.num_examples
 
     @property
     def name(self) -> str:
+        """What the job does, for messages."""
         return f"client {self.client}"
 
     def run(self, federation: Federation, runner: ModelRunner) -> Trained:
+        """Train the client."""
         index = federation.clients[self.client]
         return train(
             runner,
@@ -59,7 +73,7 @@ class TrainJob:
 
 @dataclass(frozen=True, eq=False)
 class PredictJob:
-    """Probabilities of one model on the server's images or on (a part of) the test images."""
+    """Probabilities of one model on the server's data, or on the test data from `first` to `last`."""
 
     state: ModelState
     part: DataPart
@@ -68,21 +82,19 @@ class PredictJob:
 
     @property
     def name(self) -> str:
-        return f"predictions on the {self.part} images"
+        """What the job does, for messages."""
+        return f"predictions on the {self.part} data"
 
     def run(self, federation: Federation, runner: ModelRunner) -> Tensor:
-        inputs: Inputs | None = federation.server if self.part == "server" else federation.test
-        assert inputs is not None, "a recipe without server images has no method that asks for them"
+        """Predict; returns probabilities [N, classes]."""
+        inputs = federation.server if self.part == "server" else federation.test
+        assert inputs is not None, "`make_simulation` checks that there is server data if it is needed"
         if self.last is not None:
-            inputs = _part(federation, self.first, self.last)
+            inputs = inputs.select(torch.arange(self.first, self.last))
         return predict(runner, self.state, inputs)
 
 
-def _part(federation: Federation, first: int, last: int) -> Inputs:
-    return federation.test.select(torch.arange(first, last))
-
-
 def test_jobs(state: ModelState, count: int) -> list[PredictJob]:
-    """The whole test set in chunks of fixed size, so that all workers can share one model's evaluation."""
+    """Jobs for `count` test examples in chunks of fixed size, so that all workers can share one model's evaluation."""
     firsts = range(0, count, EVALUATION_CHUNK)
     return [PredictJob(state, "test", first=f, last=min(f + EVALUATION_CHUNK, count)) for f in firsts]

@@ -61,7 +61,7 @@ def execute(
         finally:
             callback.end()
         members = state.members or (Member("model", state.model),)
-        saved_model.save(folder, members, sim.runner.layout, sim.federation)
+        saved_model.save(folder, members, sim.runner.layout, federation, sim.method.settings().get("vote", "mean"))
         run_folder.mark_finished(folder, info)
     return True
 

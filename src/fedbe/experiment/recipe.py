@@ -1,4 +1,4 @@
-"""What a recipe may say. Each setting with its meaning; pydantic checks the values."""
+"""The settings of an experiment. pydantic checks names and values."""
 
 from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
@@ -14,19 +14,21 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Section(BaseModel):
-    """A table of a recipe: unknown names are refused, values do not change."""
+    """A table of a recipe. Unknown names are refused, and values cannot be changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Data(Section):
-    """Where the images come from.
+    """The data set and the server's unlabeled data.
 
-    source          a known name, folder:PATH, npz:PATH or module:function
-    server          training images that are set apart as the server's unlabeled data
-    unlabeled       another source for the server's data; then the `server` images stay unused
-    unlabeled_size  how many of the server's images are used; all of them if not given
-    pad, flip       augmentation of images: padding in pixels before the random crop, horizontal flip
+    Attributes:
+        source: A known name, folder:PATH, npz:PATH or module:function.
+        server: How many training examples are set apart as the server's unlabeled data.
+        unlabeled: Another source for the server's data; the `server` examples then stay unused.
+        unlabeled_size: How many examples of the server's data are used; default: all.
+        pad: Augmentation of images: padding in pixels before a random crop.
+        flip: Augmentation of images: random horizontal flips.
     """
 
     source: str = "digits"
@@ -38,7 +40,7 @@ class Data(Section):
 
 
 class Split(Section):
-    """Who has which images; see `fedbe.data.splits`."""
+    """How the training data is divided among clients; `fedbe.data.splits` explains the kinds and their settings."""
 
     kind: Literal["iid", "step", "dirichlet", "column"] = "step"
     clients: Count = 10
@@ -48,30 +50,40 @@ class Split(Section):
     alpha: Annotated[float, Field(gt=0)] | None = None
 
     def settings(self) -> dict[str, Any]:
+        """The settings of this kind of split that are set."""
         return self.model_dump(exclude={"kind", "clients"}, exclude_none=True)
 
 
 class Model(BaseModel):
-    """name: a network of `fedbe.models`, or module:function; everything else is a setting of that network."""
+    """The network.
+
+    Attributes:
+        name: A network of `fedbe.models`, or module:function. All other names are settings of that network.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str = "mlp"
 
     def settings(self) -> dict[str, Any]:
+        """The settings of the network."""
         return dict(self.model_extra or {})
 
 
 class Training(Section):
     """The federation's rounds and the clients' SGD.
 
-    rounds             rounds of communication
-    clients_per_round  how many clients take part in a round; all if not given
-    epochs             E; or [low, high]: each client has its own number, drawn once, uniformly
-    one_round_epochs   E of the one long round of 1-Ensemble
-    batch, lr, momentum, weight_decay   of local SGD
-    lr_decay           factor on lr after every step of a round; 1 for none
-    schedule           of lr over rounds: paper, released or constant
+    Attributes:
+        rounds: Rounds of communication.
+        clients_per_round: How many clients take part in a round; default: all.
+        epochs: Local epochs E; or [low, high]: each client has its own number, drawn once, uniformly.
+        one_round_epochs: Local epochs in the one long round of 1-Ensemble.
+        batch_size: Batch size of local SGD.
+        lr: Learning rate of local SGD in round 1.
+        lr_decay: Factor on the learning rate after every step of a round; 1 for none.
+        momentum: Momentum of local SGD.
+        weight_decay: Weight decay of local SGD.
+        schedule: How the learning rate falls over rounds: paper, released or constant.
     """
 
     rounds: Count = 10
@@ -86,7 +98,7 @@ class Training(Section):
     schedule: str = "paper"
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _check(self) -> Self:
         if self.schedule not in SCHEDULES:
             raise ValueError(f"unknown schedule '{self.schedule}': {nearest(self.schedule, SCHEDULES)}")
         if isinstance(self.epochs, tuple) and self.epochs[0] > self.epochs[1]:
@@ -97,9 +109,10 @@ class Training(Section):
 class Evaluation(Section):
     """What is measured on the test data.
 
-    every     rounds between two measurements of the global model; the last round is always measured
-    ensemble  letters of an ensemble (S, A, C) whose vote is measured too, whatever the method; empty for none
-    clients   whether each client's own model is measured too
+    Attributes:
+        every: Rounds between two measurements of the global model; the last round is always measured.
+        ensemble: Letters of an ensemble (S, A, C) whose vote is measured too, with any method; empty for none.
+        clients: Whether the model of each client is measured too.
     """
 
     every: Count = 1
@@ -110,9 +123,18 @@ class Evaluation(Section):
 class Recipe(Section):
     """A whole experiment.
 
-    variant          paper, released or tuned: a named set of settings, over which the recipe's own win
-    settings         of methods, by name; each method takes those that it has
-    method_settings  settings for one method only: method_settings.fedbe.num_samples = 20
+    Attributes:
+        name: The name of the recipe; it goes into the names of run folders.
+        summary: One line for `fedbe recipes`.
+        method: The method of `fedbe run`.
+        variant: A named set of settings: paper, released or tuned. Settings of the recipe win over it.
+        data: The data set and the server's unlabeled data.
+        split: How the training data is divided among clients.
+        model: The network.
+        training: Rounds and local SGD.
+        evaluation: What is measured on the test data.
+        settings: Settings of methods; each method takes those that it has.
+        method_settings: Settings for one method only: method_settings.fedbe.num_samples = 20.
     """
 
     name: str = "unnamed"
@@ -128,17 +150,17 @@ class Recipe(Section):
     method_settings: dict[str, dict[str, Any]] = {}
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _check(self) -> Self:
         try:
             self._check_methods()
         except SettingError as error:
             raise ValueError(str(error)) from error
-        asked = self.training.clients_per_round
-        if asked is not None and asked > self.split.clients:
-            raise ValueError(f"clients_per_round is {asked}, but there are only {self.split.clients} clients")
-        size, own = self.data.unlabeled_size, self.data.server
-        if size is not None and self.data.unlabeled is None and size > own:
-            raise ValueError(f"unlabeled_size is {size}, but the server has only {own} images (data.server)")
+        cohort = self.training.clients_per_round
+        if cohort is not None and cohort > self.split.clients:
+            raise ValueError(f"clients_per_round is {cohort}, but there are only {self.split.clients} clients")
+        size, available = self.data.unlabeled_size, self.data.server
+        if size is not None and self.data.unlabeled is None and size > available:
+            raise ValueError(f"unlabeled_size is {size}, but the server has only {available} images (data.server)")
         return self
 
     def _check_methods(self) -> None:
@@ -153,17 +175,29 @@ class Recipe(Section):
             self.ensemble(self.method_for(), members=self.evaluation.ensemble)
 
     def rounds(self, method: Method) -> int:
-        """How many rounds a method plays."""
+        """The number of rounds that a method runs."""
         return 1 if method.one_round else self.training.rounds
 
     def ensemble(self, method: Method, **changes: Any) -> EnsembleSettings:
-        """The ensemble that method and recipe describe, whether or not the method itself lets one vote."""
+        """The ensemble that the method and the recipe describe, even if the method itself has no vote.
+
+        Args:
+            method: The method; its settings win over the recipe's.
+            changes: Settings of `EnsembleSettings` that win over both.
+        """
         values = {**VARIANTS[self.variant], **self.settings, **method.settings(), **changes}
         return EnsembleSettings(**{f.name: values[f.name] for f in fields(EnsembleSettings) if f.name in values})
 
     def method_for(self, name: str | None = None) -> Method:
-        """The row of the catalogue with this recipe's settings."""
+        """A method with this recipe's settings.
+
+        Args:
+            name: The method's name; default: the recipe's method.
+
+        Raises:
+            SettingError: The method is unknown, or a setting does not fit it.
+        """
         name = name or self.method
         method = get_method(name, self.variant)
-        own = {k: v for k, v in self.settings.items() if k in method.settings()}
-        return method.with_settings(own | self.method_settings.get(name, {}))
+        shared = {k: v for k, v in self.settings.items() if k in method.settings()}
+        return method.with_settings(shared | self.method_settings.get(name, {}))

@@ -1,4 +1,4 @@
-"""Use a finished run: its model in Python, its accuracy, its predictions for images."""
+"""The final model of a run: written when the run ends, loaded for predictions."""
 
 import shlex
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from fedbe.algorithms.vote import Member, mean_vote
+from fedbe.algorithms.vote import Member, VoteRule, get_vote_rule, mean_vote
 from fedbe.core.inputs import batches
 from fedbe.core.metrics import Metrics, compute_metrics
 from fedbe.core.random import generator
@@ -20,23 +20,40 @@ from fedbe.data.readers.images import UNREADABLE_IMAGE, eight_bit
 from fedbe.errors import DataError, RunError
 from fedbe.experiment.federation import Federation, ModelSpec
 from fedbe.experiment.run_folder import MODEL_FILE, write_model
-from fedbe.experiment.tensor_files import UNREADABLE, read_tensors
+from fedbe.experiment.tensor_files import UNREADABLE, part, read_tensors
 
 
-class Voting(nn.Module):
-    """Several models as one: the logarithm of their mean probabilities, which softmax turns back into the vote."""
+class VotingModel(nn.Module):
+    """Several models as one.
 
-    def __init__(self, members: Sequence[nn.Module]) -> None:
+    Its output is the logarithm of the members' combined probabilities; softmax turns it back into these.
+
+    Args:
+        members: The models; each maps inputs to logits [N, classes].
+        rule: How their probabilities are combined.
+    """
+
+    def __init__(self, members: Sequence[nn.Module], rule: VoteRule = mean_vote) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
+        self._rule = rule
 
     def forward(self, x: Tensor) -> Tensor:
-        return mean_vote(member(x).softmax(1) for member in self.members).log()
+        """Log-probabilities [N, classes] of normalised inputs."""
+        return self._rule(member(x).softmax(1) for member in self.members).log()
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
-    """A trained model with all that is needed to ask it: how inputs are normalised, what the classes are called."""
+class TrainedModel:
+    """The final model of a run with what is needed to use it.
+
+    Attributes:
+        module: The network in evaluation mode; it takes normalised inputs.
+        spec: Its architecture.
+        classes: The names of the classes.
+        mean: The mean of each channel (or of all numbers of a vector), for normalisation.
+        std: The standard deviation, likewise.
+    """
 
     module: nn.Module
     spec: ModelSpec
@@ -45,78 +62,114 @@ class Loaded:
     std: Tensor
 
     @torch.no_grad()
-    def probabilities(self, inputs: Tensor) -> Tensor:
-        """For raw inputs: uint8 [N, H, W, C] images or float32 [N, D] vectors."""
-        feed = BatchLoader(inputs, mean=self.mean, std=self.std)
-        if feed.shape != self.spec.shape:
-            raise DataError(f"the model takes inputs of shape {list(self.spec.shape)}, got {list(feed.shape)}")
-        parts = [self.module(feed.batch(index)).softmax(1) for index in batches(len(feed), 250)]
+    def predict_proba(self, inputs: Tensor) -> Tensor:
+        """Probabilities [N, classes] of raw inputs: uint8 [N, H, W, C] images or float32 [N, D] vectors.
+
+        Raises:
+            DataError: The inputs have another shape than the model takes.
+        """
+        loader = BatchLoader(inputs, mean=self.mean, std=self.std)
+        if loader.shape != self.spec.shape:
+            raise DataError(f"the model takes inputs of shape {list(self.spec.shape)}, got {list(loader.shape)}")
+        parts = [self.module(loader.batch(index)).softmax(1) for index in batches(len(loader), 250)]
         return torch.cat(parts)
 
     def metrics(self, inputs: Tensor, labels: Tensor) -> Metrics:
-        return compute_metrics(self.probabilities(inputs), labels)
+        """Metrics of the predictions for raw inputs."""
+        return compute_metrics(self.predict_proba(inputs), labels)
 
 
-def save(folder: Path, states: Sequence[Member], layout: Layout, federation: Federation) -> None:
-    """Write the final model (several, where members vote) as one file that needs nothing else but fedbe."""
+def save(folder: Path, members: Sequence[Member], layout: Layout, federation: Federation, vote: str = "mean") -> None:
+    """Write the final model as one file that needs nothing else but fedbe.
+
+    Args:
+        folder: The run folder.
+        members: The model; or several, whose vote is the prediction.
+        layout: The names of the tensors.
+        federation: Gives the architecture, the classes and the normalisation.
+        vote: The name of the vote rule of several members.
+    """
     tensors: dict[str, Tensor] = {}
-    for i, member in enumerate(states):
-        prefix = f"member{i}." if len(states) > 1 else ""
+    for i, member in enumerate(members):
+        prefix = f"member{i}." if len(members) > 1 else ""
         tensors |= {prefix + name: t for name, t in layout.unpack(member.state).items()}
-    about = {
+    header = {
         "model": asdict(federation.model),
         "classes": list(federation.classes),
         "mean": federation.train.mean.tolist(),
         "std": federation.train.std.tolist(),
-        "members": len(states),
+        "members": len(members),
+        "vote": vote,
     }
-    write_model(folder, about, tensors)
+    write_model(folder, header, tensors)
 
 
-def open_run(folder: str | Path) -> Loaded:
-    """The final model of a run, with all that is needed to ask it."""
+def load_trained_model(folder: str | Path) -> TrainedModel:
+    """Load the final model of a run, for raw inputs.
+
+    Raises:
+        RunError: The run has no final model, or the file does not fit the architecture.
+
+    Example:
+        load_trained_model("runs/NAME").predict_proba(images)
+    """
     path = Path(folder) / MODEL_FILE
     if not path.is_file():
-        again = shlex.quote(str(folder))
-        raise RunError(f"{folder} has no {MODEL_FILE}: it is no run, or not finished (`fedbe resume {again}`)")
+        resume = f"`fedbe resume {shlex.quote(str(folder))}`"
+        raise RunError(f"{folder} has no {MODEL_FILE}: it is not a run folder, or the run is not finished ({resume})")
     try:
-        about, tensors = read_tensors(path)
-        model = about["model"]
+        header, tensors = read_tensors(path)
+        model = header["model"]
         spec = ModelSpec(model["name"], model["classes"], tuple(model["shape"]), model["settings"])
-        module = _module(spec, tensors, about["members"])
+        module = _module(spec, tensors, header["members"], header.get("vote", "mean"))
     except UNREADABLE as error:
         raise RunError(f"{path} cannot be read: {error}") from error
     except RuntimeError as error:
-        raise RunError(
-            f"{path} does not fit '{spec.name}' as it is now: {str(error).splitlines()[-1].strip()}"
-        ) from error
-    return Loaded(
+        problem = str(error).splitlines()[-1].strip()
+        raise RunError(f"{path} does not fit '{spec.name}' as it is now: {problem}") from error
+    return TrainedModel(
         module=module,
         spec=spec,
-        classes=tuple(about["classes"]),
-        mean=torch.tensor(about["mean"]),
-        std=torch.tensor(about["std"]),
+        classes=tuple(header["classes"]),
+        mean=torch.tensor(header["mean"]),
+        std=torch.tensor(header["std"]),
     )
 
 
 def load_model(folder: str | Path) -> nn.Module:
-    """The final model of a run as a module in evaluation mode; it takes normalised inputs."""
-    return open_run(folder).module
+    """Load the final model of a run as a module in evaluation mode.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        The module. It takes normalised inputs and returns logits [N, classes].
+
+    Raises:
+        RunError: The run has no final model, or the file does not fit the architecture.
+    """
+    return load_trained_model(folder).module
 
 
-def _module(spec: ModelSpec, tensors: dict[str, Tensor], members: int) -> nn.Module:
+def _module(spec: ModelSpec, tensors: dict[str, Tensor], members: int, vote: str) -> nn.Module:
     modules = []
     for i in range(members):
-        prefix = f"member{i}." if members > 1 else ""
         module = spec.build(generator(0))
-        own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-        module.load_state_dict(own)
+        module.load_state_dict(part(f"member{i}.", tensors) if members > 1 else tensors)
         modules.append(module)
-    return (modules[0] if members == 1 else Voting(modules)).eval()
+    return (modules[0] if members == 1 else VotingModel(modules, get_vote_rule(vote))).eval()
 
 
 def read_images(paths: Sequence[Path], shape: tuple[int, ...]) -> Tensor:
-    """Image files as uint8 [N, H, W, C], resized to what the model takes."""
+    """Read image files as uint8 [N, H, W, C], resized to what the model takes.
+
+    Args:
+        paths: The files.
+        shape: The shape of the model's inputs, (channels, height, width).
+
+    Raises:
+        DataError: A file is missing or is not an image, or the model does not take images.
+    """
     if len(shape) != 3:
         raise DataError(f"this model takes vectors of {shape[0]} numbers, not images")
     channels, height, width = shape
