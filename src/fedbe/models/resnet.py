@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedbe.errors import SettingError
-from fedbe.models.norms import norm_layer
+from fedbe.models.norm_layers import norm_layer
 from fedbe.models.shapes import image_shape
 
 

@@ -8,8 +8,8 @@ from fedbe.experiment.run_folder import Record
 from fedbe.report.chart import Chart, Panel, Series
 from fedbe.report.colours import LIGHT_DARK
 from fedbe.report.curves import how_to_read, points_table, uneven_note
-from fedbe.reproduce.analysis import look_up
 from fedbe.reproduce.study import NAMES, Cell, Scale, Study
+from fedbe.reproduce.study_analysis import look_up
 from fedbe.reproduce.study_runner import StudyRun
 
 CellRuns = Mapping[Cell, Sequence[Run]]  # the runs behind the lines of one panel

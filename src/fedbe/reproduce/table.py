@@ -12,7 +12,7 @@ from fedbe.experiment import run_folder
 from fedbe.experiment.run_folder import Record
 from fedbe.report.chart import Chart
 from fedbe.report.figures import draw
-from fedbe.reproduce import analysis
+from fedbe.reproduce import study_analysis
 from fedbe.reproduce.round_curves import chart_by_round
 from fedbe.reproduce.study import Cell, Scale, Study
 from fedbe.reproduce.study_runner import StudyRun
@@ -83,8 +83,8 @@ def collect(study: Study, runs: Sequence[StudyRun]) -> list[CellResult]:
 def _last_number(study: Study, run: StudyRun, records: Sequence[Record]) -> float | None:
     """The study's metric after the last round, in percent; None if it was not measured."""
     defaults = dict.fromkeys(("test", "test_ensemble"), "not measured")
-    record = {**defaults, **records[-1], "analysis": analysis.read(run.folder) or "not made yet"}
-    number = analysis.look_up(record, study.metric_for(run.cell))
+    record = {**defaults, **records[-1], "analysis": study_analysis.read(run.folder) or "not made yet"}
+    number = study_analysis.look_up(record, study.metric_for(run.cell))
     return None if isinstance(number, str) else 100 * float(number)
 
 

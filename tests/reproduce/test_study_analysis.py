@@ -20,7 +20,7 @@ from fedbe.experiment.federation import ModelSpec
 from fedbe.experiment.saved_model import TrainedModel
 from fedbe.report.analysis_charts import features_chart
 from fedbe.report.figures import draw
-from fedbe.reproduce import analysis, study_runner, table
+from fedbe.reproduce import study_analysis, study_runner, table
 from fedbe.reproduce.study import Study, load_study
 from fedbe.reproduce.study_runner import StudyRun
 
@@ -51,7 +51,7 @@ def digits(pool: ProcessPool, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 def analysed(study: Study, study_runs: list[StudyRun], pool: ProcessPool | None) -> Any:
-    whole, missing, charts = analysis.analyse(study, study_runs, pool, lambda: False)
+    whole, missing, charts = study_analysis.analyse(study, study_runs, pool, lambda: False)
     assert whole
     return missing, charts
 
@@ -61,7 +61,7 @@ def test_metrics_of_clients_equal_the_recorded_ones(swissroll: tuple[Study, list
     analysed(study, study_runs, pool)
     folder = study_runs[0].folder
     recorded = run_folder.read_rounds(folder)[-1]["test_clients"].values()
-    result = analysis.read(folder)["clients"]
+    result = study_analysis.read(folder)["clients"]
     assert result["models"] == 3
     assert result["accuracy"] == pytest.approx(sum(q["accuracy"] for q in recorded) / 3)
     assert result["ECE"] == pytest.approx(sum(q["ece"] for q in recorded) / 3)
@@ -73,7 +73,7 @@ def test_metrics_of_clients_equal_the_recorded_ones(swissroll: tuple[Study, list
 def test_samples_differ_from_the_clients(swissroll: tuple[Study, list[StudyRun]], pool: ProcessPool) -> None:
     study, study_runs = swissroll
     analysed(study, study_runs, pool)
-    result = analysis.read(study_runs[0].folder)
+    result = study_analysis.read(study_runs[0].folder)
     assert result["samples"]["models"] == 3
     assert result["samples"]["bins"] != result["clients"]["bins"]
 
@@ -85,7 +85,7 @@ def test_the_histogram_shows_the_counts(swissroll: tuple[Study, list[StudyRun]],
     assert [p.title.split(",")[0] for p in chart.panels] == [
         "Swiss roll: 3 clients", "Swiss roll: 3 samples", "digits: 10 clients", "digits: 10 samples"
     ]  # fmt: skip
-    result = analysis.read(study_runs[0].folder)["clients"]
+    result = study_analysis.read(study_runs[0].folder)["clients"]
     assert chart.panels[0].counts == tuple(map(tuple, result["bins"]))
     assert f"clients {100 * result['confidence when wrong']:.0f} %" in chart.title
 
@@ -117,7 +117,7 @@ def test_a_part_is_analysed_and_all_kept_results_are_drawn(
     monkeypatch.setattr(calibration, "rerun_last_round", lambda *_: pytest.fail("it was not requested"))
     part = [study_run for study_run in study_runs if study_run.cell[0] == study_runs[0].cell[0]]
     assert len({p.folder for p in part}) < len({p.folder for p in study_runs})
-    _, missing, (chart,) = analysis.analyse(study, study_runs, pool, lambda: False, requested=part)
+    _, missing, (chart,) = study_analysis.analyse(study, study_runs, pool, lambda: False, requested=part)
     assert missing == {}
     assert draw(chart, "svg") == draw(whole, "svg")
     (tmp_path / "reproduce-fig-confidence-smoke").symlink_to(study_runs[0].folder.parents[1])
@@ -126,14 +126,14 @@ def test_a_part_is_analysed_and_all_kept_results_are_drawn(
     assert outcome.exit_code == 0, outcome.output
     assert next(tmp_path.glob("*/confidence.svg")).read_bytes() == draw(whole, "svg")
     other = next(study_run for study_run in study_runs if study_run not in part)
-    (other.folder / analysis.FILE).unlink()
-    _, missing, _ = analysis.analyse(study, study_runs, pool, lambda: False, requested=part)
+    (other.folder / study_analysis.FILE).unlink()
+    _, missing, _ = study_analysis.analyse(study, study_runs, pool, lambda: False, requested=part)
     assert missing[other.cell] == "it has not been analysed yet"
 
 
 def test_an_analysis_can_be_stopped(swissroll: tuple[Study, list[StudyRun]], pool: ProcessPool) -> None:
     study, study_runs = swissroll
-    assert analysis.analyse(study, study_runs, pool, lambda: True) == (False, {}, [])
+    assert study_analysis.analyse(study, study_runs, pool, lambda: True) == (False, {}, [])
 
 
 def test_the_inputs_of_the_last_layer_are_the_features() -> None:
@@ -159,7 +159,7 @@ def test_the_picture_has_a_point_for_each_image(digits: tuple[Study, list[StudyR
     assert missing == {}
     assert len(chart.panels) == 4
     assert chart.panels[0].rows == ("1", "3", "6")
-    result = analysis.read(study_runs[0].folder)
+    result = study_analysis.read(study_runs[0].folder)
     assert len(chart.panels[0].dots) == len(result["own"]["classes"]) == 109  # ones, threes and sixes of 359 digits
     assert set(result["foreign"]["classes"]) <= {"1", "3", "6"}
     assert 0 < result["own"]["purity"] <= 1
