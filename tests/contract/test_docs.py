@@ -1,7 +1,8 @@
-"""Links in the documentation lead to files and headings that exist."""
+"""Links and names in the documentation exist."""
 
 import re
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -25,3 +26,15 @@ def test_links_lead_somewhere(page):
         target = page.parent / path if path else page
         assert target.exists(), f"{page.name} links to {path}"
         assert not anchor or anchor in anchors(target), f"{page.name} links to {path}#{anchor}"
+
+
+def test_every_name_of_the_reference_exists():
+    names = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference.md").read_text(encoding="utf-8"), re.M)
+    assert names
+    for name in names:
+        assert resolve_name(name).__doc__, f"{name} has no docstring"
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
+    assert set(re.findall(r"(\w+\.md)", navigation)) == {page.name for page in (ROOT / "docs").glob("*.md")}
