@@ -118,6 +118,16 @@ class _Worker:
             return False
         return True
 
+    def receive(self) -> Outcome | None:
+        """The outcome of the job; None if the process has died."""
+        try:
+            kind, value = self.pipe.recv()
+        except (EOFError, OSError):
+            return None
+        self.job = None
+        seconds = time.perf_counter() - self.started
+        return Done(_to_tensors(value), seconds) if kind == "done" else Failed(str(value))
+
     def close(self) -> None:
         self.pipe.close()
         self.process.join(timeout=2)
@@ -234,19 +244,14 @@ class ProcessPool:
         for i, worker in enumerate(self._workers):
             if worker.job is None or worker.pipe not in ready:
                 continue
-            number = worker.job
-            try:
-                kind, value = worker.pipe.recv()
-            except (EOFError, OSError):
+            number, outcome = worker.job, worker.receive()
+            if outcome is None:
                 exit_code = self._replace(i)
                 if queue.count_death(number):
                     queue.put_back(number)
-                else:
-                    yield number, Failed(f"its worker process died {ATTEMPTS} times (exit code {exit_code})")
-                continue
-            worker.job = None
-            seconds = time.perf_counter() - worker.started
-            yield number, Done(_to_tensors(value), seconds) if kind == "done" else Failed(str(value))
+                    continue
+                outcome = Failed(f"its worker process died {ATTEMPTS} times (exit code {exit_code})")
+            yield number, outcome
 
     def _replace(self, i: int) -> int | None:
         """Start a new process in place of a worker; returns the exit code of the old one."""
@@ -304,10 +309,15 @@ def _converted(value: Any, convert: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         return {k: _converted(v, convert) for k, v in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        names = [f.name for f in fields(value) if f.init]
-        changed = {n: _converted(getattr(value, n), convert) for n in names}
-        return replace(value, **{n: v for n, v in changed.items() if v is not getattr(value, n)})
+        return _converted_fields(value, convert)
     return value
+
+
+def _converted_fields(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """The same dataclass with converted fields; fields that stay the same are not set again."""
+    before = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+    after = {name: _converted(field, convert) for name, field in before.items()}
+    return replace(value, **{name: field for name, field in after.items() if field is not before[name]})
 
 
 def _to_arrays(value: Any) -> Any:
