@@ -1,4 +1,4 @@
-"""Small federations that train in a blink, and worker processes that several tests share."""
+"""A small federation that trains fast, and worker processes that tests share."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,7 +37,7 @@ class Silent(Callback):
         self.records.append(record)
 
     def rounds_ended(self, count: int) -> Callable[[], bool]:
-        """For `should_stop`: have that many more rounds ended?"""
+        """For `should_stop`: whether that many more rounds have ended."""
         goal = len(self.records) + count
         return lambda: len(self.records) >= goal
 
@@ -55,7 +55,7 @@ def pool() -> Iterator[ProcessPool]:
 
 @pytest.fixture
 def play(tmp_path: Path, pool: ProcessPool, small: Recipe) -> Callable[..., Path]:
-    """Play a whole run and return its folder."""
+    """Train a whole run and return its folder."""
 
     def whole(name: str, method: str, *, recipe: Recipe = small, workers: Executor = pool, seed: int = 0) -> Path:
         folder = run_folder.create(tmp_path / name, recipe, method, seed, "float32")
@@ -66,7 +66,7 @@ def play(tmp_path: Path, pool: ProcessPool, small: Recipe) -> Callable[..., Path
 
 
 def without_times(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run less what depends on the clock."""
+    """The records of a run without times and memory."""
     dropped = ("seconds", "memory_mb")
     return [{k: v for k, v in r.items() if k not in dropped} for r in run_folder.read_rounds(folder)]
 

@@ -20,7 +20,7 @@ def record(round: int, seconds: float) -> Record:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_the_time_left_follows_from_what_the_rounds_took_and_not_from_the_clock(terminal: bool) -> None:
+def test_time_left_follows_from_recorded_round_times(terminal: bool) -> None:
     """A resumed round that finds most of its clients trained ends at once; the next ones will not. By hand:
     two rounds of 50 and 70 s were played and 4 - 2 are left, so 2 × 60 s."""
     output = io.StringIO()

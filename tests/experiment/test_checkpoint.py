@@ -1,4 +1,4 @@
-"""Checkpoints: whole, recent, and refused when they belong to something else."""
+"""Checkpoints are complete, the last two are kept, and another identity is refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ def _state(round: int, value: float = 1.0) -> RunState:
     )
 
 
-def test_all_of_a_state_comes_back(tmp_path: Path) -> None:
+def test_load_returns_the_whole_saved_state(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, _state(3), {"seed": "0"})
     back = checkpoint.latest(tmp_path, {"seed": "0"})
     assert back is not None
@@ -53,7 +53,7 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda _: b"", lambda b: b"\xff" * len(b)])
-def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     checkpoint.save(tmp_path, _state(1), {})
     last = checkpoint.save(tmp_path, _state(2), {})
     last.write_bytes(damage(last.read_bytes()))
@@ -62,16 +62,16 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path: Path, damage:
     assert back.round == 1
 
 
-def test_if_none_can_be_read_that_is_said(tmp_path: Path) -> None:
+def test_no_readable_checkpoint_is_an_error(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, _state(1), {}).write_bytes(b"nothing")
     with pytest.raises(RunError, match="none of the 1 checkpoints"):
         checkpoint.latest(tmp_path)
     assert checkpoint.latest(tmp_path / "elsewhere") is None
 
 
-def test_another_recipe_code_or_data_is_refused(tmp_path: Path) -> None:
+def test_another_identity_is_refused(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, _state(1), {"recipe": "a", "data": "b"})
-    with pytest.raises(RunError, match="cannot be resumed: its data was b and is now c"):
+    with pytest.raises(RunError, match="data was b and is now c"):
         checkpoint.latest(tmp_path, {"recipe": "a", "data": "c"})
 
 
@@ -90,7 +90,7 @@ def test_a_checkpoint_from_before_the_numerics_version_is_of_version_1(tmp_path:
         checkpoint.latest(tmp_path, {"recipe": "new names", "seed": "1", "numerics": "1"})
 
 
-def test_an_edited_recipe_is_refused_and_nothing_is_lost(
+def test_an_edited_recipe_is_refused_and_checkpoints_stay(
     tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any
 ) -> None:
     folder = run_folder.create(tmp_path / "edited", small, "fedavg", 0, "float32")

@@ -1,6 +1,7 @@
 """Trained clients are cached until their round has a checkpoint. Only the same training finds them again."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ class Clients(Callback):
 @pytest.mark.slow
 @pytest.mark.usefixtures("everything_cached")
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_stopped_among_its_clients_ends_like_a_straight_one(
+def test_a_run_stopped_between_clients_ends_with_the_same_bits(
     method: str, play: Play, identical: Identical, tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any
 ) -> None:
     four = override_recipe(small, ["training.clients_per_round=4"])
@@ -84,7 +85,7 @@ def test_a_run_stopped_among_its_clients_ends_like_a_straight_one(
 
 
 @pytest.mark.usefixtures("everything_cached")
-def test_what_is_cached_is_not_trained_again(
+def test_cached_clients_are_not_trained_again(
     tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any, trained_jobs: list[tuple[int, int]]
 ) -> None:
     folder = run_folder.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
@@ -96,7 +97,7 @@ def test_what_is_cached_is_not_trained_again(
 
 
 @pytest.mark.usefixtures("everything_cached")
-def test_the_record_has_the_time_of_the_training_whenever_it_was_done(
+def test_the_record_includes_training_time_before_a_stop(
     tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run_folder.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
@@ -112,7 +113,7 @@ def test_the_record_has_the_time_of_the_training_whenever_it_was_done(
     assert second["memory_mb"]["train"] > 0
 
 
-def test_what_was_done_in_the_first_seconds_of_a_long_round_is_cached_too(
+def test_clients_from_the_first_seconds_of_a_long_round_are_cached_too(
     tmp_path: Path, small: Recipe, pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_training, "CACHE_AFTER_SECONDS", float("inf"))
@@ -129,7 +130,7 @@ def test_what_was_done_in_the_first_seconds_of_a_long_round_is_cached_too(
     assert len(list((folder / "trained").iterdir())) == 3
 
 
-def test_a_stop_that_is_asked_for_loses_nothing_of_a_short_round_either(
+def test_a_stop_in_a_short_round_loses_no_finished_client(
     tmp_path: Path, small: Recipe, pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_training, "CACHE_AFTER_SECONDS", float("inf"))
@@ -139,7 +140,7 @@ def test_a_stop_that_is_asked_for_loses_nothing_of_a_short_round_either(
     assert len(list((folder / "trained").iterdir())) == 3
 
 
-def test_a_place_that_cannot_be_written_ends_no_run(cache: ClientCache, job: TrainJob) -> None:
+def test_an_unwritable_cache_is_ignored(cache: ClientCache, job: TrainJob) -> None:
     cache.folder.write_text("a file where the folder should be")
     cache.save(job, _result(job), 1.0)
     assert cache.load(job) is None
@@ -186,7 +187,7 @@ def test_a_comparison_trains_the_first_round_of_a_seed_once(
     assert not list(tmp_path.rglob("first-round*"))
 
 
-def test_short_rounds_leave_no_files(
+def test_short_rounds_write_no_cache(
     tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_training, "CACHE_AFTER_SECONDS", float("inf"))
@@ -217,7 +218,7 @@ def _result(job: TrainJob) -> Trained:
     return Trained(job.state, extras, {"control": extras["control"] * 2}, 0.1 + 0.2, 7)
 
 
-def test_what_is_loaded_is_what_was_saved(cache: ClientCache, job: TrainJob) -> None:
+def test_load_returns_what_was_saved(cache: ClientCache, job: TrainJob) -> None:
     assert cache.load(job) is None
     cache.save(job, _result(job), 1.5)
     found = cache.load(job)
@@ -231,7 +232,7 @@ def test_what_is_loaded_is_what_was_saved(cache: ClientCache, job: TrainJob) -> 
     assert cache.load(job) is None
 
 
-def test_counters_and_buffers_come_back(cache: ClientCache, job: TrainJob) -> None:
+def test_counters_and_buffers_are_saved_too(cache: ClientCache, job: TrainJob) -> None:
     state = ModelState(torch.tensor([1.0]), torch.tensor([2.0, 3.0]), {"n": torch.tensor(4)})
     cache.save(job, replace(_result(job), state=state), 0.0)
     found = cache.load(job)
@@ -240,7 +241,7 @@ def test_counters_and_buffers_come_back(cache: ClientCache, job: TrainJob) -> No
     assert found[0].state.counters["n"].item() == 4
 
 
-def test_a_file_that_cannot_be_read_is_trained_again(cache: ClientCache, job: TrainJob) -> None:
+def test_a_damaged_file_is_not_loaded(cache: ClientCache, job: TrainJob) -> None:
     cache.save(job, _result(job), 1.0)
     next(cache.folder.iterdir()).write_bytes(b"half")
     assert cache.load(job) is None
@@ -263,7 +264,7 @@ def test_a_file_that_cannot_be_read_is_trained_again(cache: ClientCache, job: Tr
     ],
     ids=str,
 )
-def test_another_job_does_not_find_it(change: dict[str, Any], cache: ClientCache, job: TrainJob) -> None:
+def test_another_job_does_not_load_it(change: dict[str, Any], cache: ClientCache, job: TrainJob) -> None:
     cache.save(job, _result(job), 1.0)
     other = {
         "memory": {"control": torch.ones_like(job.state.params)},
@@ -276,12 +277,12 @@ def test_another_job_does_not_find_it(change: dict[str, Any], cache: ClientCache
 
 
 @pytest.mark.parametrize("what", ["plan", "made_with", "data", "split", "augment", "model"])
-def test_another_federation_or_program_does_not_find_it(
+def test_another_federation_or_version_does_not_load_it(
     what: str, cache: ClientCache, job: TrainJob, small: Recipe
 ) -> None:
     cache.save(job, _result(job), 1.0)
     federation = cache.federation
-    train = federation.train.like(federation.train._inputs)
+    train = copy(federation.train)
     train.augment = Augment(1)
     changed = {
         "plan": {"plan": Plan("bfloat16")},

@@ -44,7 +44,7 @@ def test_workers_decide_the_executor() -> None:
         make_executor(-1)
 
 
-def test_jobs_run_when_their_outcome_is_asked_for_and_with_one_thread(serial: Serial) -> None:
+def test_jobs_are_lazy_and_single_threaded(serial: Serial) -> None:
     drawn: list[int] = []
 
     def jobs() -> Iterator[Echo]:
@@ -65,13 +65,13 @@ def test_jobs_run_when_their_outcome_is_asked_for_and_with_one_thread(serial: Se
         torch.set_num_threads(before)
 
 
-def test_an_exception_is_a_reason(serial: Serial) -> None:
+def test_an_exception_fails_the_job(serial: Serial) -> None:
     failed, done = serial.map([Echo(-1), Echo(1)])
     assert failed == Failed("ValueError: it must not be negative")
     assert isinstance(done, Done)
 
 
-def test_a_stop_runs_no_other_job(serial: Serial) -> None:
+def test_a_stop_starts_no_other_job(serial: Serial) -> None:
     finished: list[int] = []
 
     def done(number: int, _: Outcome) -> None:
@@ -83,5 +83,5 @@ def test_a_stop_runs_no_other_job(serial: Serial) -> None:
     assert len(list(serial.map([Echo(0)], done=done, should_stop=lambda: False))) == 1
 
 
-def test_memory_is_measured_from_now_on(serial: Serial) -> None:
+def test_memory_is_measured(serial: Serial) -> None:
     assert serial.memory_peak().mb() > 0

@@ -35,7 +35,7 @@ print(faults() - before)
 
 @pytest.mark.e2e
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
-def test_freed_memory_comes_back_without_new_pages() -> None:
+def test_freed_memory_is_reused() -> None:
     # Handed back and taken again, it would be 229,000 pages (unless something happens to lie at the heap's end).
     ran = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, check=True, text=True)
     assert int(ran.stdout) < 20_000

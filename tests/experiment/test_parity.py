@@ -1,4 +1,4 @@
-"""The answer depends on (recipe, seed): not on the number of workers, on stops, or on workers that die."""
+"""The result depends only on (recipe, seed): not on the executor, on stops, or on workers that die."""
 
 import os
 import signal
@@ -45,12 +45,12 @@ def test_every_executor_gives_the_same_bits(
         assert identical(play("serial", method, workers=serial), two)
 
 
-def test_another_seed_is_another_run(play: Play, identical: Identical) -> None:
+def test_another_seed_gives_another_result(play: Play, identical: Identical) -> None:
     assert not identical(play("a", "fedbe"), play("b", "fedbe", seed=1))
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if not METHODS[m].one_round])
-def test_a_run_stopped_after_every_round_ends_like_a_straight_one(
+def test_a_run_stopped_after_every_round_ends_with_the_same_bits(
     method: str, play: Play, identical: Identical, tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any
 ) -> None:
     straight = play("straight", method)
@@ -62,7 +62,7 @@ def test_a_run_stopped_after_every_round_ends_like_a_straight_one(
     assert identical(straight, stopped)
 
 
-def test_a_worker_killed_in_the_middle_changes_nothing(
+def test_a_killed_worker_changes_no_bit(
     play: Play, identical: Identical, tmp_path: Path, small: Recipe, silent: Any
 ) -> None:
     straight = play("straight", "fedbe+scaffold")

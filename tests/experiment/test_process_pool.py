@@ -1,5 +1,6 @@
-"""Worker processes: order, replacement, giving up, shared data."""
+"""Worker processes: order of outcomes, replacement of dead workers, stops, shared data."""
 
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -59,12 +60,12 @@ class Raises:
 
 @dataclass(frozen=True)
 class Shared:
-    """Where this worker sees the pixels, and a mark that only shared memory carries back."""
+    """Whether the labels are in shared memory, and a mark that only shared memory carries back."""
     name = "shared"
 
     def run(self, federation, runner):
-        federation.train._inputs[0, 0, 0, 0] = 77
-        return federation.train._inputs.is_shared()
+        federation.labels[0] = 77
+        return federation.labels.is_shared()
 '''
 
 
@@ -89,7 +90,7 @@ def test_results_come_in_the_order_of_the_jobs(ready: ProcessPool, jobs) -> None
     assert [o.value for o in ready.map(slow_first) if isinstance(o, Done)] == [0, 1, 2, 3]
 
 
-def test_a_lazy_source_is_drawn_only_as_far_ahead_as_asked(ready: ProcessPool, jobs) -> None:  # type: ignore[no-untyped-def]
+def test_jobs_are_drawn_no_further_than_ahead(ready: ProcessPool, jobs) -> None:  # type: ignore[no-untyped-def]
     drawn: list[int] = []
 
     def source():  # type: ignore[no-untyped-def]
@@ -103,12 +104,12 @@ def test_a_lazy_source_is_drawn_only_as_far_ahead_as_asked(ready: ProcessPool, j
     assert len(list(results)) == 9
 
 
-def test_a_job_whose_worker_dies_is_done_again(ready: ProcessPool, jobs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_job_whose_worker_dies_runs_again(ready: ProcessPool, jobs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     outcomes = list(ready.map([jobs.Dies(str(tmp_path / "diary"), 2), jobs.Echo(5)]))
     assert [o.value for o in outcomes if isinstance(o, Done)] == [2, 5]
 
 
-def test_three_deaths_and_the_job_is_given_up_by_name(ready: ProcessPool, jobs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_job_fails_after_three_deaths_of_its_worker(ready: ProcessPool, jobs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     dying, echo = list(ready.map([jobs.Dies(str(tmp_path / "diary"), 9), jobs.Echo(5)]))
     assert isinstance(dying, Failed)
     assert "died 3 times" in dying.reason
@@ -116,7 +117,7 @@ def test_three_deaths_and_the_job_is_given_up_by_name(ready: ProcessPool, jobs, 
     assert echo == Done(5) or echo.value == 5
 
 
-def test_an_exception_is_a_reason_and_the_worker_lives_on(ready: ProcessPool, jobs) -> None:  # type: ignore[no-untyped-def]
+def test_an_exception_fails_the_job_and_the_worker_stays(ready: ProcessPool, jobs) -> None:  # type: ignore[no-untyped-def]
     before = ready.pids
     raised, echo = list(ready.map([jobs.Raises(), jobs.Echo(1)]))
     assert raised == Failed("ValueError: three is not four")
@@ -124,38 +125,38 @@ def test_an_exception_is_a_reason_and_the_worker_lives_on(ready: ProcessPool, jo
     assert ready.pids == before
 
 
-def test_data_is_shared_not_copied(small: Recipe, jobs) -> None:  # type: ignore[no-untyped-def]
+def test_data_is_in_shared_memory(small: Recipe, jobs) -> None:  # type: ignore[no-untyped-def]
     federation = prepare(small, 0)
     with ProcessPool(1) as workers:
         workers.configure(federation, Plan())
         (outcome,) = list(workers.map([jobs.Shared()]))
     assert outcome.value is True
-    assert federation.train._inputs[0, 0, 0, 0] == 77
+    assert federation.labels[0] == 77
 
 
-def test_closing_leaves_no_process(small: Recipe) -> None:  # noqa: ARG001
+def test_closing_leaves_no_process() -> None:
     with ProcessPool(2) as workers:
-        processes = [w.process for w in workers._workers]
-    assert not any(p.is_alive() for p in processes)
+        pids = set(workers.pids)
+    assert not pids & {process.pid for process in multiprocessing.active_children()}
 
 
-def test_no_workers_is_refused() -> None:
-    with pytest.raises(RunError, match="`workers` must be >= 1, got 0"):
+def test_zero_workers_are_refused() -> None:
+    with pytest.raises(RunError, match="`workers` must be >= 1"):
         ProcessPool(0)
 
 
-def test_a_stop_ends_what_is_begun_and_begins_nothing(ready: ProcessPool, jobs) -> None:  # type: ignore[no-untyped-def]
+def test_a_stop_finishes_running_jobs_and_starts_no_other(ready: ProcessPool, jobs) -> None:  # type: ignore[no-untyped-def]
     done: list[int] = []
     results = ready.map(
         [jobs.Echo(i, 0.2) for i in range(6)], done=lambda n, _: done.append(n), should_stop=lambda: bool(done)
     )
     with pytest.raises(Stopped):
         list(results)
-    assert sorted(done) == [0, 1, 2]  # the third was begun before `done` was told of the first
+    assert sorted(done) == [0, 1, 2]  # the third had started before `done` was called for the first
     assert [o.value for o in ready.map([jobs.Echo(7)]) if isinstance(o, Done)] == [7]
 
 
-def test_a_stop_after_the_last_job_was_begun_loses_nothing(ready: ProcessPool, jobs) -> None:  # type: ignore[no-untyped-def]
+def test_a_stop_after_the_last_job_has_started_loses_nothing(ready: ProcessPool, jobs) -> None:  # type: ignore[no-untyped-def]
     done: list[int] = []
     results = ready.map(
         [jobs.Echo(0, 0.2), jobs.Echo(1)], done=lambda n, _: done.append(n), should_stop=lambda: bool(done)
@@ -163,14 +164,14 @@ def test_a_stop_after_the_last_job_was_begun_loses_nothing(ready: ProcessPool, j
     assert [o.value for o in results if isinstance(o, Done)] == [0, 1]
 
 
-def test_outcomes_of_a_map_that_was_given_up_are_never_taken_for_another_s(ready: ProcessPool, jobs) -> None:  # type: ignore[no-untyped-def]
+def test_outcomes_of_an_abandoned_map_are_dropped(ready: ProcessPool, jobs) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(RunError, match="disk is full"):
         list(ready.map([jobs.Echo(100), jobs.Echo(101, 0.3), jobs.Echo(102, 0.3)], done=_cannot_write))
     again = list(ready.map([jobs.Echo(i) for i in range(4)]))
     assert [o.value for o in again if isinstance(o, Done)] == [0, 1, 2, 3]
 
 
-def test_a_worker_that_nobody_waits_for_ends_quietly(small: Recipe, jobs, capfd: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+def test_an_abandoned_worker_ends_without_a_traceback(small: Recipe, jobs, capfd: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
     with ProcessPool(1) as workers:
         workers.configure(prepare(small, 0), Plan())
         assert len(list(workers.map([jobs.Echo(0)]))) == 1  # it is up
