@@ -19,3 +19,4 @@ Precision = Annotated[str, typer.Option(help="float32, bfloat16, or auto (bfloat
 RunsFolder = Annotated[Path, typer.Option(help="The folder for results.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
+RunOrComparison = Annotated[Path, typer.Argument(help="The folder of a run or a comparison.", metavar="RUN")]

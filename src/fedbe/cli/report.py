@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fedbe.cli.options import RunOrComparison
 from fedbe.errors import SettingError
 
 
@@ -52,7 +53,7 @@ def report(
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(help="The folder of a run or a comparison.", metavar="RUN")],
+    run: RunOrComparison,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port on 127.0.0.1; 0 for a free one.")] = 0,
 ) -> None:
     """Serve the report of a run while it trains; Ctrl-C ends it."""

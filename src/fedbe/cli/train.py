@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fedbe.cli.console import err, out, plain_table
 from fedbe.cli.interrupt import interruptible
-from fedbe.cli.options import Overrides, Precision, Quiet, RecipeName, RunFolder, RunsFolder, Workers
+from fedbe.cli.options import Overrides, Precision, Quiet, RecipeName, RunOrComparison, RunsFolder, Workers
 from fedbe.errors import SettingError
 from fedbe.experiment.executors import make_executor
 from fedbe.experiment.executors.forkserver import warm_up
@@ -75,7 +75,9 @@ def compare(
         _train(folder, workers, quiet, tensorboard)
 
 
-def resume(run: RunFolder, workers: Workers = None, quiet: Quiet = False, tensorboard: TensorBoardFlag = False) -> None:
+def resume(
+    run: RunOrComparison, workers: Workers = None, quiet: Quiet = False, tensorboard: TensorBoardFlag = False
+) -> None:
     """Continue a stopped run or comparison; the result is the same to the last bit."""
     if workers != 0:
         warm_up()
