@@ -12,7 +12,7 @@ from fedbe.experiment.run_folder import Record
 
 
 class Callback:
-    """Is told what happens in a run. Every method does nothing here; a callback overrides those that it needs.
+    """The base class of callbacks. Its methods do nothing; a callback overrides the methods that it needs.
 
     `loop.execute` calls `begin` and `end` once for each run, so one callback can follow several runs.
     """

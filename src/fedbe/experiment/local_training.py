@@ -14,7 +14,7 @@ from fedbe.experiment.simulation import Simulation
 
 Progress = Callable[[str, int, int], None]  # phase, done, total
 
-# Finished clients are written to the cache when the round has trained this long, or when a stop is asked for.
+# Finished clients are written to the cache when the round has trained this long, or when the run is stopped.
 CACHE_AFTER_SECONDS = 5.0
 
 
@@ -25,7 +25,7 @@ class TrainedCohort:
     Args:
         trained: The clients that finished, ascending.
         failed: The clients that failed, ascending, with reasons.
-        cached_seconds: About how long the clients that came from the cache took to train, over all workers.
+        cached_seconds: About how long the cached clients took to train, over all workers.
     """
 
     trained: dict[int, Trained]
@@ -41,7 +41,7 @@ class LocalTraining:
         state: The state before the round.
         cache: Where finished clients are looked up and saved; None for no cache.
         progress: Called with ("clients", finished, total).
-        should_stop: Asked between clients.
+        should_stop: Called between clients; True stops the training.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LocalTraining:
         """Train all clients that the cache does not have.
 
         Raises:
-            Stopped: A stop was asked for. Clients that have finished are in the cache.
+            Stopped: `should_stop` returned True. Clients that have finished are in the cache.
         """
         if self._should_stop():
             raise Stopped

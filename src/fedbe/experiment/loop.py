@@ -32,8 +32,8 @@ def execute(
     Args:
         folder: The run folder.
         executor: Runs the clients' training and the predictions.
-        callback: Is told about each phase and each round.
-        should_stop: Asked between clients and rounds.
+        callback: Its methods are called in each phase and after each round.
+        should_stop: Called between clients and rounds; True stops the run.
         task: The data set, if it is already loaded; default: the one that the recipe names.
         first_round: A folder where runs with the same first round share its trained clients. The caller removes it.
 

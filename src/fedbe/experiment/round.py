@@ -32,13 +32,13 @@ def play_round(
         state: The state before the round.
         progress: Called with (phase, done, total).
         cache: Holds clients of this round that were trained earlier, and receives the others as they finish.
-        should_stop: Asked between clients.
+        should_stop: Called between clients; True stops the round.
 
     Returns:
         The state after the round, and its line for rounds.jsonl.
 
     Raises:
-        Stopped: A stop was asked for during local training. The clients that have finished are in `cache`.
+        Stopped: `should_stop` returned True during local training. Clients that have finished are in `cache`.
         AggregationError: No client finished, or the server step failed.
     """
     number = state.round + 1

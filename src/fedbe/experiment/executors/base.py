@@ -45,7 +45,7 @@ Outcome = Done | Failed
 
 
 class Stopped(Exception):  # noqa: N818 (a stop is not an error)
-    """The caller asked to stop, and some jobs have not run."""
+    """A run was stopped on request, and some jobs have not run."""
 
 
 class MemoryPeak(Protocol):
@@ -93,7 +93,7 @@ class Executor(Protocol):
             ahead: How many jobs may be drawn from `jobs` before the outcome of the first of them was taken; all if
                 None. It limits how many models are in memory.
             done: Called with the number of a job and its outcome as soon as the job ends, in any order.
-            should_stop: Asked between jobs. If True, running jobs end and no other job starts.
+            should_stop: Called between jobs. If True, running jobs end and no other job starts.
 
         Raises:
             Stopped: `should_stop` returned True, and some jobs have not run.

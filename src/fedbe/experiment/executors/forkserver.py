@@ -15,7 +15,7 @@ def start_method() -> str:
 
 
 def warm_up() -> None:
-    """Start the process that workers fork from, so that it imports torch while the caller does. Call it any time."""
+    """Start the process that workers fork from: it imports torch while the caller does. A second call does nothing."""
     if start_method() == "forkserver":
         from multiprocessing import forkserver
 
@@ -29,7 +29,7 @@ def _ignoring_interrupts() -> Iterator[None]:
     """Processes that start in this context ignore Ctrl-C, even while they import: the parent decides when they end."""
     try:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not in the main thread, where handlers cannot be changed
+    except ValueError:  # only the main thread can change handlers
         yield
         return
     try:

@@ -175,7 +175,7 @@ class ProcessPool:
         return ProcessMemoryPeak(self.pids)
 
     def configure(self, federation: Federation, plan: Plan) -> None:
-        """Set the data and the arithmetic of the jobs that follow, for all workers and those that replace them."""
+        """Set the data and the arithmetic of the jobs that follow, for all workers and for replacements."""
         self._setup = (federation.share_(), plan)
         for i, worker in enumerate(self._workers):
             if not worker.send("setup", self._setup):

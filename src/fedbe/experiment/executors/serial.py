@@ -39,7 +39,7 @@ class Serial:
         done: Callable[[int, Outcome], None] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[Outcome]:
-        """Run each job when its outcome is asked for; see `Executor.map`."""
+        """Run each job when its outcome is needed; see `Executor.map`."""
         for number, job in enumerate(jobs):
             if should_stop():
                 raise Stopped
