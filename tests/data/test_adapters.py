@@ -111,6 +111,13 @@ def test_npz_never_unpickles(tmp_path):
         load_task(path)
 
 
+def test_npz_with_class_names_that_are_not_valid_text(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, inputs=IMAGES, labels=LABELS, classes=np.array([2**31, 7], np.uint32).view("<U1"))
+    with pytest.raises(DataError, match=r"not an \.npz of plain arrays"):
+        load_task(path)
+
+
 def test_npz_without_the_required_arrays_or_damaged(tmp_path):
     path = tmp_path / "mine.npz"
     np.savez(path, pixels=IMAGES)

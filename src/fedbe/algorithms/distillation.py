@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbe.algorithms.swa import SWASchedule, WeightAverage
-from fedbe.core.inputs import Inputs, Unaugmented, batches
+from fedbe.core.inputs import Inputs, batches
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.normalization import check_batch, recalibrate
 from fedbe.core.optim import SGD
@@ -166,11 +166,11 @@ def distill(
     optimizer = SGD(runner, settings.distill_momentum, settings.distill_weight_decay)
     loss_of = loss_function(settings.loss) if targets.is_floating_point() else functional.cross_entropy
     targets = targets.to(runner.device)
-    learning_inputs = inputs if settings.augment else Unaugmented(inputs)
+    augmentation = generator if settings.augment else None
     with global_rng(generator):
         for i, index in enumerate(_shuffled_batches(len(inputs), settings, generator), start=1):
             optimizer.zero_grad()
-            logits = runner.logits(learning_inputs.batch(index, generator))
+            logits = runner.logits(inputs.batch(index, augmentation))
             loss_of(logits, targets[index.to(runner.device)]).backward()  # type: ignore[no-untyped-call]
             optimizer.step(settings.distill_lr if swa is None else swa.step_size(i))
             if swa is not None and swa.collects(i):

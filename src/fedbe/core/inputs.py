@@ -55,20 +55,6 @@ class TensorInputs:
         return augmented
 
 
-class Unaugmented:
-    """The same inputs without augmentation."""
-
-    def __init__(self, inputs: Inputs) -> None:
-        self._inputs = inputs
-
-    def __len__(self) -> int:
-        return len(self._inputs)
-
-    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Tensor:  # noqa: ARG002
-        """The plain inputs at `index`."""
-        return self._inputs.batch(index)
-
-
 def as_inputs(
     source: "Inputs | Tensor | Dataset[object]", augment: Augmentation | None = None, name: str = "unlabeled"
 ) -> Inputs:

@@ -20,7 +20,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from fedbe.core.inputs import Inputs
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.random import generator
-from fedbe.core.state import Layout, ModelState
+from fedbe.core.state import Layout, ModelState, Slot
 from fedbe.errors import SettingError
 
 STATISTICS = ("recalibrated", "averaged", "sampled")
@@ -45,18 +45,19 @@ def clamp_variances(state: ModelState, layout: Layout) -> ModelState:
     range.
     """
     buffers = state.buffers.clone()
-    for slot in layout.buffers:
-        if slot.name.rsplit(".", 1)[-1] == "running_var":
-            slot.view(buffers).clamp_(min=0.0)
+    for slot in _running_variances(layout):
+        slot.view(buffers).clamp_(min=0.0)
     return ModelState(state.params, buffers, state.counters)
 
 
 def negative_variance(state: ModelState, layout: Layout) -> str | None:
     """The name of the first running variance with a negative value, if there is one."""
-    for slot in layout.buffers:
-        if slot.name.rsplit(".", 1)[-1] == "running_var" and bool((slot.view(state.buffers) < 0).any()):
-            return slot.name
-    return None
+    negative = (slot.name for slot in _running_variances(layout) if bool((slot.view(state.buffers) < 0).any()))
+    return next(negative, None)
+
+
+def _running_variances(layout: Layout) -> list[Slot]:
+    return [slot for slot in layout.buffers if slot.name.rsplit(".", 1)[-1] == "running_var"]
 
 
 def check_batch(module: nn.Module, size: int) -> None:

@@ -50,33 +50,23 @@ class _Group:
 
     def __init__(self, parameters: list[nn.Parameter], weight_decay: float) -> None:
         self.parameters, self._weight_decay = parameters, weight_decay
-        self._velocities: dict[int, Tensor | None] = {}
+        self._velocities: dict[Tensor, Tensor] = {}
 
     def step(self, lr: float, momentum: float) -> None:
-        indices = [i for i, p in enumerate(self.parameters) if p.grad is not None]
-        if not indices:
-            return
-        parameters: list[Tensor] = [self.parameters[i] for i in indices]
-        velocities = self._velocities_of(indices)
-        fused_sgd(
-            parameters,
-            [p.grad for p in parameters if p.grad is not None],
-            velocities,
-            fused=True,
-            weight_decay=self._weight_decay,
-            momentum=momentum,
-            lr=lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
-        self._velocities.update(zip(indices, velocities, strict=True))
-
-    def _velocities_of(self, indices: list[int]) -> list[Tensor | None]:
-        """The velocities for the kernel. It takes a tensor for each parameter, or None for each and fills them in."""
-        velocities = [self._velocities.get(i) for i in indices]
-        if all(v is None for v in velocities):
-            return velocities
-        return [
-            torch.zeros_like(self.parameters[i]) if v is None else v for i, v in zip(indices, velocities, strict=True)
-        ]
+        parameters: list[Tensor] = [p for p in self.parameters if p.grad is not None]
+        for parameter in parameters:
+            if parameter not in self._velocities:
+                self._velocities[parameter] = torch.zeros_like(parameter)
+        if parameters:
+            fused_sgd(
+                parameters,
+                [p.grad for p in parameters if p.grad is not None],
+                [self._velocities[p] for p in parameters],
+                fused=True,
+                weight_decay=self._weight_decay,
+                momentum=momentum,
+                lr=lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )

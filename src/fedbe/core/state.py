@@ -114,7 +114,7 @@ class Layout:
     @property
     def size(self) -> int:
         """P: the number of parameters, tied ones counted once."""
-        return self.params[-1].stop if self.params else 0
+        return _total(self.params)
 
     def pack(self, named: Mapping[str, Tensor], what: str = "the state") -> ModelState:
         """Copy a `state_dict` into flat vectors.
@@ -131,8 +131,8 @@ class Layout:
         self._check_keys(named, what)
         counters = {}
         for name, (shape, dtype) in self.counters.items():
-            _check_tensor(named[name], name, shape, dtype, what)
-            counters[name] = named[name].detach().to(self.device, copy=True)
+            counter = _check_tensor(named[name], name, shape, dtype, what)
+            counters[name] = counter.detach().to(self.device, copy=True)
         params, buffers = self._flatten(named, self.params, what), self._flatten(named, self.buffers, what)
         for name, source in self.aliases.items():
             _check_tied(named, name, source, what)
@@ -147,9 +147,8 @@ class Layout:
 
     def check(self, state: ModelState, what: str = "the state") -> None:
         """Raise a StateError unless a packed state fits this layout."""
-        buffers = self.buffers[-1].stop if self.buffers else 0
         _check_tensor(state.params, "params", torch.Size([self.size]), self.dtype, what)
-        _check_tensor(state.buffers, "buffers", torch.Size([buffers]), self.dtype, what)
+        _check_tensor(state.buffers, "buffers", torch.Size([_total(self.buffers)]), self.dtype, what)
         if state.counters.keys() != self.counters.keys():
             raise StateError(f"{what} has the counters {sorted(state.counters)}, expected {sorted(self.counters)}")
         for name, (shape, dtype) in self.counters.items():
@@ -165,31 +164,30 @@ class Layout:
     def pack_params(self, named: Mapping[str, Tensor] | Tensor, what: str) -> Tensor:
         """A vector [P] from named tensors with the shapes of the parameters, such as SCAFFOLD's control variates."""
         if isinstance(named, Tensor):
-            _check_real(named, what, torch.Size([self.size]))
-            return named.detach().to(self.device, self.dtype)
+            return self._check_real(named, what, torch.Size([self.size]))
         if not isinstance(named, Mapping):
             raise StateError(f"{what} must be a tensor or a mapping of names to tensors, got {type(named).__name__}")
         missing = [s.name for s in self.params if s.name not in named]
         if missing:
             raise StateError(f"{what} lacks {_some(missing)}")
-        parts = []
-        for slot in self.params:
-            tensor = named[slot.name]
-            _check_real(tensor, f"{what}: '{slot.name}'", slot.shape)
-            parts.append(tensor.detach().to(self.device, self.dtype).reshape(-1))
-        return torch.cat(parts)
+        tensors = [self._check_real(named[s.name], f"{what}: '{s.name}'", s.shape) for s in self.params]
+        return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
     def unpack_params(self, vector: Tensor) -> dict[str, Tensor]:
         """The named tensors of a vector [P], as views of it."""
         return {s.name: s.view(vector) for s in self.params}
 
     def _flatten(self, named: Mapping[str, Tensor], slots: Sequence[Slot], what: str) -> Tensor:
-        flat = torch.empty(slots[-1].stop if slots else 0, dtype=self.dtype, device=self.device)
+        flat = torch.empty(_total(slots), dtype=self.dtype, device=self.device)
         for slot in slots:
-            tensor = named[slot.name]
-            _check_tensor(tensor, slot.name, slot.shape, slot.dtype, what)
-            slot.view(flat).copy_(tensor.detach())
+            slot.view(flat).copy_(_check_tensor(named[slot.name], slot.name, slot.shape, slot.dtype, what).detach())
         return flat
+
+    def _check_real(self, tensor: object, what: str, shape: torch.Size) -> Tensor:
+        checked = _check_dense(tensor, what, shape)
+        if not checked.is_floating_point():
+            raise StateError(f"{what} must hold floating-point numbers, got {checked.dtype}")
+        return checked.detach().to(self.device, self.dtype)
 
     def _check_keys(self, named: Mapping[str, Tensor], what: str) -> None:
         missing = [k for k in self.keys if k not in named]
@@ -204,13 +202,9 @@ class Layout:
 def _check_tied(named: Mapping[str, Tensor], name: str, source: str, what: str) -> None:
     a, b = named[name], named[source]
     _check_tensor(a, name, b.shape, b.dtype, what)
-    if not _same(a, b):
-        raise StateError(f"{what}: '{name}' and '{source}' are one tied tensor but differ")
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
     # Two NaNs count as equal here: the guard reports NaN with a better message.
-    return a is b or bool(((a == b) | ((a != a) & (b != b))).all())
+    if a is not b and not bool(((a == b) | ((a != a) & (b != b))).all()):
+        raise StateError(f"{what}: '{name}' and '{source}' are one tied tensor but differ")
 
 
 def _some(names: Sequence[str]) -> str:
@@ -218,14 +212,11 @@ def _some(names: Sequence[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def _check_tensor(tensor: object, name: str, shape: torch.Size, dtype: torch.dtype, what: str) -> None:
-    if _check_dense(tensor, f"{what}: '{name}'", shape).dtype != dtype:
-        raise StateError(f"{what}: '{name}' must be {dtype}, got {tensor.dtype}")  # type: ignore[attr-defined]
-
-
-def _check_real(tensor: object, what: str, shape: torch.Size) -> None:
-    if not (checked := _check_dense(tensor, what, shape)).is_floating_point():
-        raise StateError(f"{what} must hold floating-point numbers, got {checked.dtype}")
+def _check_tensor(tensor: object, name: str, shape: torch.Size, dtype: torch.dtype, what: str) -> Tensor:
+    checked = _check_dense(tensor, f"{what}: '{name}'", shape)
+    if checked.dtype != dtype:
+        raise StateError(f"{what}: '{name}' must be {dtype}, got {checked.dtype}")
+    return checked
 
 
 def _check_dense(tensor: object, what: str, shape: torch.Size) -> Tensor:
@@ -269,6 +260,10 @@ def _slots(tensors: Mapping[str, Tensor]) -> tuple[Slot, ...]:
         slots.append(Slot(name, tensor.shape, tensor.dtype, start, start + tensor.numel()))
         start += tensor.numel()
     return tuple(slots)
+
+
+def _total(slots: Sequence[Slot]) -> int:
+    return slots[-1].stop if slots else 0
 
 
 def _check_supported(

@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedbe.core import plugins
 from fedbe.data.dataset import Dataset, Task
 from fedbe.data.readers.images import UNREADABLE_IMAGE, eight_bit, is_deep
 from fedbe.errors import DataError
@@ -103,6 +102,8 @@ def from_npz(path: Path) -> Dataset | Task:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {KERAS_NAMES.get(key, key): archive[key] for key in archive.files}
+        # Here, because texts with invalid characters fail only when they become Python strings.
+        classes = np.ravel(arrays["classes"]).tolist() if "classes" in arrays else None
     except Exception as problem:  # numpy, zipfile and zlib raise many kinds of errors on a damaged file
         raise DataError(f"{path} is not an .npz of plain arrays ({problem})") from problem
     if not {"inputs", "labels"} <= set(arrays) or ("test_inputs" in arrays) != ("test_labels" in arrays):
@@ -111,16 +112,10 @@ def from_npz(path: Path) -> Dataset | Task:
             f"{path} must have `inputs` and `labels`, and `test_inputs` and `test_labels` together or not at all, "
             f"but has {names}"
         )
-    classes = np.ravel(arrays["classes"]).tolist() if "classes" in arrays else None
     train = from_arrays(path.stem, arrays["inputs"], arrays["labels"], classes, arrays.get("clients"))
     if "test_inputs" not in arrays:
         return train
     return Task(train, from_arrays(path.stem, arrays["test_inputs"], arrays["test_labels"], train.classes))
-
-
-def from_function(path: str) -> Any:
-    """The result of `module:function`, called without arguments: any source of `from_object`."""
-    return plugins.call_function(path, DataError)
 
 
 def from_torch(data: Any, name: str) -> Dataset:

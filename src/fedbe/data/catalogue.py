@@ -57,6 +57,9 @@ MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
 FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 STANFORD = "http://cs231n.stanford.edu"
 
+CIFAR10_ARCHIVE = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+CIFAR100_ARCHIVE = "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"
+TINY_IMAGENET_ARCHIVE = "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821"
 MNIST_FILES = {
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
@@ -78,12 +81,7 @@ DATASETS: Mapping[str, DatasetInfo] = {
         "none stated",
         cifar.read,
         ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"),
-        (
-            Remote(
-                f"{TORONTO}/cifar-10-binary.tar.gz",
-                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            ),
-        ),
+        (Remote(f"{TORONTO}/cifar-10-binary.tar.gz", CIFAR10_ARCHIVE),),
         {
             "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
             "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
@@ -99,12 +97,7 @@ DATASETS: Mapping[str, DatasetInfo] = {
         "none stated",
         cifar.read,
         ("cifar-100-binary", "cifar-100-python", "cifar-100-binary.tar.gz", "cifar-100-python.tar.gz"),
-        (
-            Remote(
-                f"{TORONTO}/cifar-100-binary.tar.gz",
-                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            ),
-        ),
+        (Remote(f"{TORONTO}/cifar-100-binary.tar.gz", CIFAR100_ARCHIVE),),
         {
             "train.bin": "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29",
             "test.bin": "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a",
@@ -116,12 +109,7 @@ DATASETS: Mapping[str, DatasetInfo] = {
         "research only",
         tiny_imagenet.read,
         ("tiny-imagenet-200", "tiny-imagenet-200.zip"),
-        (
-            Remote(
-                f"{STANFORD}/tiny-imagenet-200.zip",
-                "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
-            ),
-        ),
+        (Remote(f"{STANFORD}/tiny-imagenet-200.zip", TINY_IMAGENET_ARCHIVE),),
         megabytes=248,
     ),
     "mnist": DatasetInfo(

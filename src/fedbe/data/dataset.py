@@ -35,21 +35,20 @@ class Dataset:
     client_ids: Tensor | None = None
 
     def __post_init__(self) -> None:
-        _check_inputs(self.name, self.inputs)
+        if not are_images(self.inputs, f"{self.name}: inputs") and not bool(torch.isfinite(self.inputs).all()):
+            raise DataError(f"{self.name}: inputs must be finite, but some are NaN or infinite; clean them first")
         count = len(self.inputs)
-        if self.labels.dtype != torch.int64 or self.labels.shape != (count,):
-            raise DataError(
-                f"{self.name}: `labels` must be int64 of shape [{count}], one for each input, got "
-                f"{_describe(self.labels)}"
-            )
+        for field, values in (("labels", self.labels), ("client_ids", self.client_ids)):
+            if values is not None and (values.dtype != torch.int64 or values.shape != (count,)):
+                raise DataError(
+                    f"{self.name}: `{field}` must be int64 of shape [{count}], one for each input, got "
+                    f"{_describe(values)}"
+                )
         if count and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.classes):
             raise DataError(
                 f"{self.name}: labels of {len(self.classes)} classes must be 0 … {len(self.classes) - 1}, "
                 f"got {int(self.labels.min())} … {int(self.labels.max())}"
             )
-        ids = self.client_ids
-        if ids is not None and (ids.dtype != torch.int64 or ids.shape != (count,)):
-            raise DataError(f"{self.name}: `client_ids` must be int64 of shape [{count}], got {_describe(ids)}")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -100,15 +99,11 @@ class Task:
             raise DataError(f"{self.train.name}: training and test data must have the same classes")
 
 
-def _check_inputs(name: str, inputs: Tensor) -> None:
-    images = inputs.dtype == torch.uint8 and inputs.dim() == 4
-    vectors = inputs.dtype == torch.float32 and inputs.dim() == 2
-    if not images and not vectors:
-        raise DataError(
-            f"{name}: inputs must be uint8 [N, H, W, C] images or float32 [N, D] vectors, got {_describe(inputs)}"
-        )
-    if vectors and not bool(torch.isfinite(inputs).all()):
-        raise DataError(f"{name}: inputs must be finite, but some are NaN or infinite; clean them first")
+def are_images(inputs: Tensor, what: str = "inputs") -> bool:
+    """True for uint8 [N, H, W, C] images, False for float32 [N, D] vectors; a DataError for anything else."""
+    if (inputs.dtype, inputs.dim()) not in ((torch.uint8, 4), (torch.float32, 2)):
+        raise DataError(f"{what} must be uint8 [N, H, W, C] images or float32 [N, D] vectors, got {_describe(inputs)}")
+    return inputs.dim() == 4
 
 
 def _describe(tensor: Tensor) -> str:

@@ -11,13 +11,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Protocol
 
 from fedbe.core.files import make_folder, write_synced
 from fedbe.data import npm_download
 from fedbe.data.catalogue import DATASETS, DatasetInfo, Remote, data_root
-from fedbe.data.readers.archives import read_files
+from fedbe.data.readers.archives import read_by_name
 from fedbe.errors import DataError, nearest
 
 BLOCK = 1 << 20
@@ -99,8 +99,7 @@ def _contents(paths: list[Path], hashes: Mapping[str, str]) -> dict[str, bytes]:
     """The files of a data set: the downloads themselves, or the members of the one archive."""
     if all(path.name in hashes for path in paths):
         return {path.name: path.read_bytes() for path in paths}
-    members = read_files(paths[0], lambda file: PurePosixPath(file).name in hashes)
-    return {PurePosixPath(file).name: content for file, content in members.items()}
+    return read_by_name(paths[0], hashes)
 
 
 def _from_npm(name: str, info: DatasetInfo, target: Path, progress: Progress, problem: Exception) -> None:

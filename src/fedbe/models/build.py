@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,21 +15,10 @@ from fedbe.models.mlp import MLP
 from fedbe.models.mobilenet import MobileNetV2
 from fedbe.models.resnet import ResNet
 
-
-def _resnet(depth: int) -> Callable[..., nn.Module]:
-    def make(classes: int, shape: tuple[int, ...], norm: str = "batch") -> nn.Module:
-        return ResNet(depth, classes, shape, norm)
-
-    return make
-
-
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP,
     "convnet": ConvNet,
-    "resnet20": _resnet(20),
-    "resnet32": _resnet(32),
-    "resnet44": _resnet(44),
-    "resnet56": _resnet(56),
+    **{f"resnet{depth}": partial(ResNet, depth) for depth in (20, 32, 44, 56)},
     "mobilenetv2": MobileNetV2,
 }
 

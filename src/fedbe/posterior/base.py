@@ -128,12 +128,13 @@ def _packed(update: ClientUpdate | Update, layout: Layout | None) -> Update:
         return update
     what = f"the state of client {update.client_id!r}"
     client_id = "" if update.client_id is None else update.client_id
-    num_examples = check_num_examples(update.num_examples)
-    if layout is None:
-        if isinstance(update.state, ModelState):
-            return Update(client_id, update.state, num_examples, {})
+    if layout is not None:
+        state = layout.packed(update.state, what)
+    elif isinstance(update.state, ModelState):
+        state = update.state
+    else:
         raise StateError(f"{what} must be a ModelState, as the first one is, got {type(update.state).__name__}")
-    return Update(client_id, layout.packed(update.state, what), num_examples, {})
+    return Update(client_id, state, check_num_examples(update.num_examples), {})
 
 
 def _check_type(update: object) -> None:

@@ -68,7 +68,8 @@ class Dirichlet(Posterior):
         """
         packed, layout = pack_updates(updates, model)
         kept = tuple(packed)
-        return cls(kept, _alphas(kept, alpha), layout=layout)
+        alphas = [check_alpha(_alpha_of(update, alpha)) for update in kept]
+        return cls(kept, np.array(alphas, dtype=np.float64), layout=layout)
 
     @classmethod
     def fit_round(
@@ -102,12 +103,9 @@ class Dirichlet(Posterior):
         return [float(p) for p in parts / parts.sum()]
 
 
-def _alphas(updates: Sequence[Update], alpha: Alpha) -> np.ndarray:
-    values = [_alpha_of(u, alpha) if isinstance(alpha, Mapping) else alpha for u in updates]
-    return np.array([check_alpha(value) for value in values], dtype=np.float64)
-
-
-def _alpha_of(update: Update, alpha: Mapping[int | str, float]) -> float:
+def _alpha_of(update: Update, alpha: Alpha) -> float:
+    if not isinstance(alpha, Mapping):
+        return alpha
     for key in (update.client_id, str(update.client_id)):
         if key in alpha:
             return alpha[key]

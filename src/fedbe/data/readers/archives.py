@@ -10,8 +10,7 @@ import lzma
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, Any, NoReturn, cast
 
@@ -51,21 +50,18 @@ def read_files(path: Path, wanted: NameFilter) -> dict[str, bytes]:
     if path.is_dir():
         files = {file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*")) if file.is_file()}
         return {name: file.read_bytes() for name, file in files.items() if wanted(name)}
-    with _damage_as_data_error(path):
-        if zipfile.is_zipfile(path):
-            return _read_zip(path, wanted)
-        return _read_tar(path, wanted)
-
-
-@contextmanager
-def _damage_as_data_error(path: Path) -> Iterator[None]:
-    """Turn the standard library's errors on a broken archive into one `DataError`."""
     try:
-        yield
+        return _read_zip(path, wanted) if zipfile.is_zipfile(path) else _read_tar(path, wanted)
     except (DataError, FileNotFoundError, PermissionError):
         raise
     except BROKEN as problem:
         raise DataError(f"{path} is damaged or cut short ({problem}); download it again") from problem
+
+
+def read_by_name(path: Path, names: Container[str]) -> dict[str, bytes]:
+    """Read the files that have one of these names, in any folder under `path`: name -> content."""
+    files = read_files(path, lambda file: PurePosixPath(file).name in names)
+    return {PurePosixPath(file).name: content for file, content in files.items()}
 
 
 def _read_zip(path: Path, wanted: NameFilter) -> dict[str, bytes]:

@@ -5,7 +5,7 @@ A binary record has one label byte (CIFAR-10) or two (CIFAR-100: coarse, fine), 
 """
 
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -13,58 +13,48 @@ import torch
 from numpy.typing import NDArray
 
 from fedbe.data.dataset import Dataset, Task
-from fedbe.data.readers.archives import read_files
+from fedbe.data.readers.archives import read_by_name
 from fedbe.data.readers.plain_pickle import read_plain
 from fedbe.errors import DataError
 
 PIXELS = 3 * 32 * 32
+CIFAR100_CLASSES = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+    castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+    elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster
+    man maple motorcycle mountain mouse mushroom oak orange orchid otter palm pear pickup_truck pine plain plate
+    poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake
+    spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip
+    turtle wardrobe whale willow wolf woman worm
+"""
 CLASSES = {
     "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-    "cifar100": (
-        "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle",
-        "bowl", "boy", "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle",
-        "chair", "chimpanzee", "clock", "cloud", "cockroach", "couch", "crab", "crocodile", "cup",
-        "dinosaur", "dolphin", "elephant", "flatfish", "forest", "fox", "girl", "hamster", "house",
-        "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion", "lizard", "lobster", "man",
-        "maple", "motorcycle", "mountain", "mouse", "mushroom", "oak", "orange", "orchid", "otter", "palm",
-        "pear", "pickup_truck", "pine", "plain", "plate", "poppy", "porcupine", "possum", "rabbit",
-        "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk", "skyscraper",
-        "snail", "snake", "spider", "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank",
-        "telephone", "television", "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe",
-        "whale", "willow", "wolf", "woman", "worm",
-    ),
-}  # fmt: skip
+    "cifar100": tuple(CIFAR100_CLASSES.split()),
+}
 
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class BatchFormat:
-    """One of the official formats.
+    """The batches of one data set. In the binary format their file names end in ".bin".
 
     Attributes:
-        train: file names of the training batches.
-        test: file names of the test batches.
+        train: file names of the training batches, without the ending.
+        test: file name of the test batch, without the ending.
         key: the key of the labels in a python batch.
         label_bytes: label bytes before the pixels in a binary record; the last one is the label.
     """
 
     train: tuple[str, ...]
-    test: tuple[str, ...]
+    test: str
     key: str
     label_bytes: int
 
 
-BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 FORMATS = {
-    "cifar10": {
-        "binary": BatchFormat(tuple(f"{b}.bin" for b in BATCHES), ("test_batch.bin",), "labels", 1),
-        "python": BatchFormat(BATCHES, ("test_batch",), "labels", 1),
-    },
-    "cifar100": {
-        "binary": BatchFormat(("train.bin",), ("test.bin",), "fine_labels", 2),
-        "python": BatchFormat(("train",), ("test",), "fine_labels", 2),
-    },
+    "cifar10": BatchFormat(tuple(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "labels", 1),
+    "cifar100": BatchFormat(("train",), "test", "fine_labels", 2),
 }
 
 
@@ -74,30 +64,25 @@ def read(name: str, path: Path) -> Task:
     Raises:
         DataError: if files are missing or damaged.
     """
-    formats = FORMATS[name]
-    wanted = {file for batch_format in formats.values() for file in (*batch_format.train, *batch_format.test)}
-    members = read_files(path, lambda file: PurePosixPath(file).name in wanted)
-    files = {PurePosixPath(file).name: content for file, content in members.items()}
-    for kind, batch_format in formats.items():
-        if batch_format.train[0] in files:
-            return _task(name, path, kind, batch_format, files)
-    first = " or ".join(batch_format.train[0] for batch_format in formats.values())
-    raise DataError(f"{path} must have {name} in an official format, with {first}, but has neither")
-
-
-def _task(name: str, path: Path, kind: str, batch_format: BatchFormat, files: dict[str, bytes]) -> Task:
-    missing = [file for file in (*batch_format.train, *batch_format.test) if file not in files]
-    if missing:
+    batch_format = FORMATS[name]
+    first, *others = (*batch_format.train, batch_format.test)
+    files = read_by_name(path, {batch + ending for batch in (first, *others) for ending in ("", ".bin")})
+    if f"{first}.bin" in files:
+        ending, parse = ".bin", _parse_binary
+    elif first in files:
+        ending, parse = "", _parse_python
+    else:
+        raise DataError(f"{path} must have {name} in an official format, with {first}.bin or {first}, but has neither")
+    if missing := [batch + ending for batch in others if batch + ending not in files]:
         raise DataError(f"{path} has no {', '.join(missing)} of {name}; download it again")
-    parse = _parse_binary if kind == "binary" else _parse_python
 
-    def part(names: tuple[str, ...]) -> Dataset:
-        batches = [parse(batch_format, files[file], str(path / file)) for file in names]
-        labels = torch.from_numpy(np.concatenate([batch[0] for batch in batches]).astype(np.int64))
-        planes = torch.from_numpy(np.concatenate([batch[1] for batch in batches])).view(-1, 3, 32, 32)
+    def part(*batches: str) -> Dataset:
+        parsed = [parse(batch_format, files[b + ending], str(path / (b + ending))) for b in batches]
+        labels = torch.from_numpy(np.concatenate([batch[0] for batch in parsed]).astype(np.int64))
+        planes = torch.from_numpy(np.concatenate([batch[1] for batch in parsed])).view(-1, 3, 32, 32)
         return Dataset(name, planes.permute(0, 2, 3, 1).contiguous(), labels, CLASSES[name])
 
-    return Task(part(batch_format.train), part(batch_format.test))
+    return Task(part(*batch_format.train), part(batch_format.test))
 
 
 def _parse_binary(batch_format: BatchFormat, content: bytes, name: str) -> tuple[Bytes, Bytes]:
