@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -205,6 +206,9 @@ def test_augmentation_is_for_the_steps_only(network, inputs_for):
     plain.load_state_dict(runner.layout.unpack(student))
     update_bn([inputs[i] for i in calibration_batches(22, 8)], plain)
     torch.testing.assert_close(runner.layout.pack(plain.state_dict()).buffers, student.buffers, rtol=1e-9, atol=1e-9)
+    plain_settings = dataclasses.replace(settings, augment=False)
+    distill(runner, start, TensorInputs(inputs, augment), targets, plain_settings, generator(0))
+    assert len(seen) == 8
 
 
 def test_weight_decay_reaches_weights_but_not_normalisation(network, inputs_for):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from fedbe.core.inputs import Inputs, TensorInputs, Unaugmented, as_inputs, batches
+from fedbe.core.inputs import Inputs, TensorInputs, as_inputs, batches
 from fedbe.errors import SettingError
 
 ROWS = torch.arange(12.0).view(6, 2)
@@ -83,8 +83,6 @@ def test_augmentation_needs_a_generator(rng):
     index = torch.tensor([0])
     assert inputs.batch(index).tolist() == [[0, 1]]
     assert not torch.equal(inputs.batch(index, rng), inputs.batch(index, rng))
-    assert Unaugmented(inputs).batch(index, rng).tolist() == [[0, 1]]
-    assert len(Unaugmented(inputs)) == 6
 
 
 def test_augmentation_that_cannot_work():
