@@ -283,15 +283,15 @@ def test_means_over_different_seeds_get_a_warning() -> None:
         methods = ("fedavg", "fedbe", "v-distillation")
         return [table.CellResult(("step", m, "convnet"), v, ()) for m, v in zip(methods, values, strict=True)]
 
-    assert table.uneven_seeds(study, rows({0: 70.0, 1: 60.0}, {0: 69.0, 1: 62.0}, {})) == []
+    assert table.uneven_seeds(rows({0: 70.0, 1: 60.0}, {0: 69.0, 1: 62.0}, {})) == []
     uneven = rows({0: 70.8, 1: 60.0, 2: 61.0}, {0: 69.8}, {})
-    (sentence,) = table.uneven_seeds(study, uneven)
+    (sentence,) = table.uneven_seeds(uneven)
     assert sentence.startswith("step / convnet: the rows do not have the same seeds")
     assert sentence.endswith("On seed 0, which all have: fedavg 70.8, fedbe 69.8.")
     assert sentence in table.markdown(study, "paper", uneven, {})
-    (sentence,) = table.uneven_seeds(study, rows({0: 70.8, 1: 60.0, 2: 61.0}, {0: 69.8, 2: 64.0}, {}))
+    (sentence,) = table.uneven_seeds(rows({0: 70.8, 1: 60.0, 2: 61.0}, {0: 69.8, 2: 64.0}, {}))
     assert sentence.endswith("On seeds 0, 2, which all have: fedavg 65.9, fedbe 66.9.")
-    (sentence,) = table.uneven_seeds(study, rows({0: 70.8}, {1: 69.8}, {}))
+    (sentence,) = table.uneven_seeds(rows({0: 70.8}, {1: 69.8}, {}))
     assert sentence.endswith("No seed is common to all.")
 
 

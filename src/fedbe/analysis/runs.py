@@ -194,17 +194,11 @@ def seeds_of(runs: Sequence[Run]) -> str:
 
 
 def _comparison_group(folder: Path) -> RunGroup:
-    runs = [read_run(cell) for cell in sorted(comparison.cells(folder), key=_requested_order(folder))]
-    if not runs:
-        raise RunError(f"{folder} is a comparison without runs")
+    """The runs of a comparison, in the order of its methods, then of the seeds."""
+    runs = [read_run(cell) for cell in comparison.cells(folder)]
+    methods = list(dict.fromkeys(run.info.method for run in runs))
+    runs.sort(key=lambda run: (methods.index(run.info.method), run.info.seed))
     return RunGroup(folder.resolve().name, runs[0].recipe, tuple(runs))
-
-
-def _requested_order(folder: Path) -> Callable[[Path], tuple[int, int]]:
-    """A sort key for cells: the methods in the order of compare.json, then the seeds."""
-    plan = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
-    rank = {f"{m}-seed{s}": (i, s) for i, m in enumerate(plan["methods"]) for s in plan["seeds"]}
-    return lambda cell: rank[cell.name]
 
 
 def _shared_settings(run: Run) -> str:

@@ -1,6 +1,6 @@
 """Charts of cost: time and memory by phase, server against clients, network traffic."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from statistics import mean
 
 from fedbe.analysis.runs import Run, RunGroup, seeds_of
@@ -22,8 +22,8 @@ NOT_SERVER = ("train", "test", "evaluate", "round")  # `evaluate` tests the stud
 
 def seconds(group: RunGroup) -> Chart | None:
     """Seconds of a round by phase."""
-    columns = {phase: _mean(group, _seconds_of(keys)) for phase, keys in PHASES.items()}
-    whole = _mean(group, lambda record: record.get("seconds", {}).get("round"))
+    columns = {phase: _mean(group, _total("seconds", keys)) for phase, keys in PHASES.items()}
+    whole = _mean(group, _total("seconds", ("round",)))
     if not whole:
         return None
     by_title = ", ".join(f"{time(whole[m])} with {group.methods[m]}" for m in whole)
@@ -61,7 +61,7 @@ def memory(group: RunGroup) -> Chart | None:
 
 def server_and_clients(group: RunGroup) -> Chart | None:
     """Seconds of a round on the server and at the clients."""
-    columns = {"clients": _mean(group, _seconds_of(("train",))), "server": _mean(group, _server_seconds)}
+    columns = {"clients": _mean(group, _total("seconds", ("train",))), "server": _mean(group, _server_seconds)}
     clients, server = columns.values()
     if not clients or not server:
         return None
@@ -81,8 +81,9 @@ def server_and_clients(group: RunGroup) -> Chart | None:
 
 def traffic(group: RunGroup) -> Chart | None:
     """Bytes of a round, down to the clients and up to the server."""
-    columns = {"server to clients": _mean(group, _bytes("down")), "clients to server": _mean(group, _bytes("up"))}
-    whole = _mean(group, lambda record: sum(record["bytes"].values()) if "bytes" in record else None)
+    ways = {"server to clients": "down", "clients to server": "up"}
+    columns = {way: _mean(group, _total("bytes", (key,))) for way, key in ways.items()}
+    whole = _mean(group, _total("bytes", ways.values()))
     if not whole:
         return None
     most, differ = max(whole, key=lambda m: whole[m]), len(set(whole.values())) > 1
@@ -152,16 +153,14 @@ def _mean(group: RunGroup, value: Callable[[Record], float | None]) -> ByMethod:
     return means
 
 
-def _seconds_of(keys: tuple[str, ...]) -> Callable[[Record], float | None]:
+def _total(part: str, keys: Collection[str]) -> Callable[[Record], float | None]:
+    """A function that sums the values of these keys in a part of a record; None if it has none of them."""
+
     def read(record: Record) -> float | None:
-        parts = [v for k, v in record.get("seconds", {}).items() if k in keys]
-        return sum(parts) if parts else None
+        values = [v for k, v in record.get(part, {}).items() if k in keys]
+        return sum(values) if values else None
 
     return read
-
-
-def _bytes(way: str) -> Callable[[Record], float | None]:
-    return lambda record: record.get("bytes", {}).get(way)
 
 
 def _server_seconds(record: Record) -> float | None:

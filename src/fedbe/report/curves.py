@@ -9,6 +9,7 @@ from fedbe.experiment.run_folder import Record
 from fedbe.report.chart import Chart, Dot, Panel, Series, Table
 
 Metric = Callable[[Record], float | None]
+ACCURACY = ("Test accuracy, %", "test accuracy, %")  # in the table, at the axis
 
 
 def percent(part: str, metric: str) -> Metric:
@@ -33,18 +34,9 @@ def accuracy(group: RunGroup) -> Chart | None:
         so_far = " so far" if group.unfinished else ""
         highest = f"the highest accuracy{so_far}, " if len(series) > 1 else ""
         title = f"{best} reaches {highest}{end.y:.1f} % after {_rounds(int(end.x))}"
-    return Chart(
-        "accuracy",
-        "lines",
-        title,
-        f"Test accuracy by round. {how_to_read(group.runs)}.",
-        (Panel(series=series),),
-        points_table(series, "Test accuracy, %"),
-        "round",
-        "test accuracy, %",
-        "%",
-        note=uneven_note(series),
-    )
+    caption = f"Test accuracy by round. {how_to_read(group.runs)}."
+    panels = [Panel(series=series)]
+    return line_chart("accuracy", title, caption, panels, ACCURACY, "%", uneven_note(panels))
 
 
 def ensembles(group: RunGroup) -> Chart | None:
@@ -52,22 +44,14 @@ def ensembles(group: RunGroup) -> Chart | None:
     panels = [panel for method in group.methods if (panel := _ensemble_panel(group, method)) is not None]
     if not panels:
         return None
-    series = [s for panel in panels for s in _with_panel_title(panel)]
-    ensemble = "the ensemble, of " if any(s.label.endswith(", ensemble") for s in series) else ""
-    return Chart(
-        "teachers",
-        "lines",
-        _gap_to_average(panels[-1]),
+    ensemble = "the ensemble, of " if any(s.label == "ensemble" for panel in panels for s in panel.series) else ""
+    caption = (
         f"Test accuracy by round of {ensemble}the average of the clients' weights (with server momentum, if the "
         "method has it), and of the model that the round ends with: the student that learned from the ensemble, if "
-        f"there is one. {how_to_read(group.runs)}.",
-        tuple(panels),
-        points_table(series, "Test accuracy, %"),
-        "round",
-        "test accuracy, %",
-        "%",
-        note=_without_panel(group, panels),
+        f"there is one. {how_to_read(group.runs)}."
     )
+    title, note = _gap_to_average(panels[-1]), _without_panel(group, panels)
+    return line_chart("teachers", title, caption, panels, ACCURACY, "%", note)
 
 
 def _without_panel(group: RunGroup, panels: Sequence[Panel]) -> str:
@@ -116,19 +100,12 @@ def calibration(group: RunGroup) -> Chart | None:
     if ends := _last_points(group, value):
         best, end = min(ends.items(), key=lambda pair: pair[1].y)
         title = f"{best} has {'a' if len(series) == 1 else 'the lowest'} calibration error: {end.y:.1f} points"
-    return Chart(
-        "calibration",
-        "lines",
-        title,
+    caption = (
         "Expected calibration error (ECE, 15 bins) on the test data by round: the mean distance between confidence "
-        f"and accuracy. 0 is best. {how_to_read(group.runs)}.",
-        (Panel(series=series),),
-        points_table(series, "ECE, points"),
-        "round",
-        "ECE, points",
-        "points",
-        note=uneven_note(series),
+        f"and accuracy. 0 is best. {how_to_read(group.runs)}."
     )
+    panels = [Panel(series=series)]
+    return line_chart("calibration", title, caption, panels, ("ECE, points",) * 2, "points", uneven_note(panels))
 
 
 def confidence(group: RunGroup) -> Chart | None:
@@ -226,18 +203,23 @@ def _by_method(group: RunGroup, value: Metric) -> tuple[Series, ...]:
     return tuple(Series(title, method, points) for title, method, points in lines if points)
 
 
-def _with_panel_title(panel: Panel) -> list[Series]:
-    return [Series(f"{panel.title}, {s.label}", s.method, s.points) for s in panel.series]
-
-
-def points_table(series: Sequence[Series], what: str) -> Table:
-    """The numbers of a line chart: a row for each point."""
+def line_chart(
+    name: str, title: str, caption: str, panels: Sequence[Panel], measured: tuple[str, str], unit: str, note: str
+) -> Chart:
+    """A chart of lines by round. Its table has a row for each point; `measured` is its column and the y axis."""
     rows = [
-        (s.label, f"{p.x:g}", f"{p.y:.2f}", "–" if p.high is None else f"{p.high - p.y:.2f}", str(p.n))
-        for s in series
-        for p in s.points
+        (label, f"{p.x:g}", f"{p.y:.2f}", "–" if p.high is None else f"{p.high - p.y:.2f}", str(p.n))
+        for label, series in _labelled_series(panels)
+        for p in series.points
     ]
-    return Table(("Series", "Round", what, "std", "n"), tuple(rows))
+    column, y_label = measured
+    table = Table(("Series", "Round", column, "std", "n"), tuple(rows))
+    return Chart(name, "lines", title, caption, tuple(panels), table, "round", y_label, unit, note=note)
+
+
+def _labelled_series(panels: Sequence[Panel]) -> list[tuple[str, Series]]:
+    """Each line with its full label: the title of its panel, if there is one, and its own label."""
+    return [(", ".join(filter(None, (panel.title, s.label))), s) for panel in panels for s in panel.series]
 
 
 def how_to_read(runs: Sequence[Run]) -> str:
@@ -252,9 +234,9 @@ def _rounds(count: int) -> str:
     return f"{count} round{'s' if count > 1 else ''}"
 
 
-def uneven_note(series: Sequence[Series]) -> str:
+def uneven_note(panels: Sequence[Panel]) -> str:
     """A warning that a mean may jump where the number of seeds changes along a line; "" if it never does."""
-    uneven = [s.label for s in series if len({p.n for p in s.points}) > 1]
+    uneven = [label for label, series in _labelled_series(panels) if len({p.n for p in series.points}) > 1]
     if not uneven:
         return ""
     return f"{', '.join(uneven)}: some seeds have fewer rounds, so n changes along the line (see the data)."

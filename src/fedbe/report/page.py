@@ -83,13 +83,15 @@ def _contents(sections: Sequence[ReportSection]) -> str:
 def _section(section: ReportSection) -> str:
     charts = "\n".join(_figure(section, chart) for chart in section.charts)
     about = "".join(f"<p>{escape(line)}</p>" for line in section.about)
+    keys = [f' data-method="{escape(name)}"' for name, _ in section.methods]
+    results = _html_table(section.results, "Results", keys, SWATCH)
     return (
         f'<section id="{section.id}" aria-labelledby="{section.id}-title">'
         f'<p class="kicker">{escape(section.title)}</p>'
         f'<h2 id="{section.id}-title">{escape(section.finding)}</h2>'
         f'<p class="deck">{escape(section.certainty)}</p>'
         f'<div class="about">{about}</div>'
-        f'<div class="scroll results" role="region" aria-label="Results" tabindex="0">{_results(section)}</div>'
+        f'<div class="scroll results" role="region" aria-label="Results" tabindex="0">{results}</div>'
         f'<p class="fine">{RESULTS_NOTE}{PAIRED_NOTE if len(section.methods) > 1 else ""}</p>'
         f'<div class="charts">{charts}</div>{_paragraphs(section.missing, "missing")}</section>'
     )
@@ -104,14 +106,9 @@ PAIRED_NOTE = (
 )
 
 
-def _results(section: ReportSection) -> str:
-    keys = [f' data-method="{escape(name)}"' for name, _ in section.methods]
-    return _html_table(section.results, "Results", keys, SWATCH)
-
-
 def _figure(section: ReportSection, chart: Chart) -> str:
     name = f"{section.id}-{chart.id}"
-    note = f'<p class="missing">{escape(chart.note)}</p>' if chart.note else ""
+    note = _paragraphs([chart.note] if chart.note else [], "missing")
     return (
         f'<figure id="{name}" class="chart {chart.kind} {chart.id}" aria-labelledby="{name}-title">'
         f'<figcaption><h3 id="{name}-title">{escape(chart.title)}</h3><p>{escape(chart.caption)}</p>{note}</figcaption>'

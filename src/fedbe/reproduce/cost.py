@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch.nn import functional
 
-from fedbe.core.compute import cores
+from fedbe.core.compute import cores, one_thread
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.optim import SGD
 from fedbe.core.random import generator
@@ -121,9 +121,7 @@ def images_per_second(name: str, shape: tuple[int, ...], classes: int, settings:
         batch_size: The number of inputs in a step.
     """
     model_settings = json.loads(settings) if name in MODELS else {}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         runner = ModelRunner(ModelSpec(name, classes, shape, model_settings).build(generator(0)))
         runner.module.train()
         optimizer = SGD(runner, 0.9, 0.0)
@@ -136,5 +134,3 @@ def images_per_second(name: str, shape: tuple[int, ...], classes: int, settings:
             begin = begin or time.perf_counter()  # the first step is a warm-up
             steps += 1
         return cores() * batch_size * (steps - 1) / (time.perf_counter() - begin)
-    finally:
-        torch.set_num_threads(threads)

@@ -7,7 +7,7 @@ from fedbe.analysis.runs import Run, over_seeds, read_run
 from fedbe.experiment.run_folder import Record
 from fedbe.report.chart import Chart, Panel, Series
 from fedbe.report.colours import LIGHT_DARK
-from fedbe.report.curves import how_to_read, points_table, uneven_note
+from fedbe.report.curves import how_to_read, line_chart, uneven_note
 from fedbe.reproduce.study import NAMES, Cell, Scale, Study
 from fedbe.reproduce.study_analysis import look_up
 from fedbe.reproduce.study_runner import StudyRun
@@ -25,47 +25,34 @@ def chart_by_round(study: Study, scale: Scale, study_runs: Sequence[StudyRun]) -
     """
     if not study.metric_in_rounds:
         return None
-    runs = _runs_by_panel(study, study_runs)
+    runs = _runs_by_panel(study_runs)
     compared = {title: _common_seeds(panel) for title, panel in runs.items()}
     lines = {title: _series(study, panel) for title, panel in compared.items()}
     lines = {title: series for title, series in lines.items() if any(len(s.points) > 1 for s in series)}
     if not lines:
         return None
-    lines = _with_seed_counts(lines)
-    named = [replace(s, label=f"{title}, {s.label}") for title, series in lines.items() for s in series]
+    panels = [Panel(title, tuple(series)) for title, series in _with_seed_counts(lines).items()]
+    # A picture may be shown without its table, so its title says what was changed.
+    title = f"{study.title}; {', '.join((f'scale {scale}', *study.extra))}"
+    caption = f"{study.measured[0].upper()}{study.measured[1:]} by round. {how_to_read(_flatten(compared))}."
+    measured = study.measured, study.measured.replace(" in percent", ", %")
     left_out = len(_flatten(runs)) - len(_flatten(compared))
-    return Chart(
-        "rounds",
-        "lines",
-        # A picture may be shown without its table, so its title says what was changed.
-        f"{study.title}; {', '.join((f'scale {scale}', *study.extra))}",
-        f"{study.measured[0].upper()}{study.measured[1:]} by round. {how_to_read(_flatten(compared))}.",
-        tuple(Panel(title, tuple(series)) for title, series in lines.items()),
-        points_table(named, study.measured),
-        "round",
-        study.measured.replace(" in percent", ", %"),
-        "%",
-        note=f"{uneven_note(named)} {_left_out_note(left_out)}".strip(),
-    )
+    note = f"{uneven_note(panels)} {_left_out_note(left_out)}".strip()
+    return line_chart("rounds", title, caption, panels, measured, "%", note)
 
 
-def _runs_by_panel(study: Study, study_runs: Sequence[StudyRun]) -> dict[str, dict[Cell, list[Run]]]:
+def _runs_by_panel(study_runs: Sequence[StudyRun]) -> dict[str, dict[Cell, list[Run]]]:
     """Panel title -> cell -> its runs that have a round."""
-    axis = _line_axis(study)
     panels: dict[str, dict[Cell, list[Run]]] = {}
     for study_run in study_runs:
         if not study_run.exists:
             continue
         run = read_run(study_run.folder)
         if run.records:
-            title = ", ".join(_display_name(value) for i, value in enumerate(study_run.cell) if i != axis)
+            *outer, _line, column = study_run.cell
+            title = ", ".join(_display_name(value) for value in (*outer, column))
             panels.setdefault(title, {}).setdefault(study_run.cell, []).append(run)
     return panels
-
-
-def _line_axis(study: Study) -> int:
-    """The position in a cell of the value that names a line."""
-    return study.axis_order.index(study.rows[-1])
 
 
 def _common_seeds(panel: CellRuns) -> dict[Cell, list[Run]]:
@@ -76,12 +63,12 @@ def _common_seeds(panel: CellRuns) -> dict[Cell, list[Run]]:
 
 def _series(study: Study, panel: CellRuns) -> list[Series]:
     """The lines of a panel; cells without the metric have none."""
-    axis = _line_axis(study)
     colours = series_colours(tuple(study.axes[study.rows[-1]]))
     series = []
     for cell, runs in panel.items():
         if points := over_seeds(runs, _percent(study.metric_for(cell))):
-            series.append(Series(_display_name(cell[axis]), colours[cell[axis]], points))
+            line = cell[-2]  # the value of the last row axis
+            series.append(Series(_display_name(line), colours[line], points))
     return series
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedbe import data
+from fedbe.analysis.data import load_task
 from fedbe.data import Task
 from fedbe.errors import DataError, RunError
 from fedbe.experiment import loop, run_folder
@@ -121,10 +121,9 @@ def run_study(
     """
     check_runs(runs, precision)
     missing: dict[Cell, str] = {}
-    tasks: dict[str, Task | str] = {}
     for first_round, same_seed in itertools.groupby(runs, key=lambda run: run.first_round):
         for run in same_seed:
-            task = _load_task(run.recipe, tasks)
+            task = _load_task(run.recipe)
             if isinstance(task, str):
                 missing[run.cell] = task
                 continue
@@ -181,15 +180,12 @@ def _numeric_settings(recipe: Recipe, method: str) -> tuple[dict[str, object], d
     return others, recipe.method_for(method).settings(), method
 
 
-def _load_task(recipe: Recipe, loaded: dict[str, Task | str]) -> Task | str:
-    """The data of a recipe, or the reason why it is missing. `loaded` keeps both for the next call."""
-    sources = [recipe.data.source, *([recipe.data.unlabeled] if recipe.data.unlabeled else [])]
-    for source in sources:
-        if source not in loaded:
-            try:
-                loaded[source] = data.load_task(source)
-            except DataError as error:
-                loaded[source] = str(error)
-        if isinstance(reason := loaded[source], str):
-            return reason
-    return loaded[recipe.data.source]
+def _load_task(recipe: Recipe) -> Task | str:
+    """The data of a recipe, or the reason why it is missing."""
+    try:
+        task = load_task(recipe.data.source)
+        if recipe.data.unlabeled:
+            load_task(recipe.data.unlabeled)
+    except DataError as error:
+        return str(error)
+    return task

@@ -108,7 +108,7 @@ def markdown(
     if not study.paper:
         lines.append("The paper shows this as a picture, without numbers.")
     lines += ["", *_grid(study, scale, results, columns)]
-    lines += _footnotes(study, results, columns, missing)
+    lines += _footnotes(results, columns, missing)
     for chart in charts:
         lines += ["", f"![{chart.title}]({chart.id}.svg)", "", f"{chart.caption} {chart.note}".strip()]
     return "\n".join(lines) + "\n"
@@ -145,12 +145,10 @@ def _cell_texts(result: CellResult | None, with_paper: bool) -> list[str]:
     return texts if with_paper else texts[:1]
 
 
-def _footnotes(
-    study: Study, results: Sequence[CellResult], columns: Sequence[str], missing: Mapping[Cell, str]
-) -> list[str]:
+def _footnotes(results: Sequence[CellResult], columns: Sequence[str], missing: Mapping[Cell, str]) -> list[str]:
     """What the table does not show: different seeds, unfinished runs, cells that could not run."""
     lines: list[str] = []
-    for sentence in uneven_seeds(study, results):
+    for sentence in uneven_seeds(results):
         lines += ["", sentence]
     explained = {*columns, *(cell[-1] for cell in missing)}
     if unfinished := [column for column in _column_names(results) if column not in explained]:
@@ -162,29 +160,29 @@ def _footnotes(
     return lines
 
 
-def uneven_seeds(study: Study, results: Sequence[CellResult]) -> list[str]:
+def uneven_seeds(results: Sequence[CellResult]) -> list[str]:
     """Sentences about cells that are compared but have different seeds, with the means over their common seeds.
 
     Cells are compared if they differ only in the last axis of the rows.
     """
-    axis = study.axis_order.index(study.rows[-1])
     groups: dict[Cell, list[CellResult]] = {}
     for result in results:
         if result.by_seed:
-            groups.setdefault(result.cell[:axis] + result.cell[axis + 1 :], []).append(result)
+            *outer, _row, column = result.cell
+            groups.setdefault((*outer, column), []).append(result)
     return [
         f"{' / '.join(values)}: the rows do not have the same seeds, so do not compare their means. "
-        + _common_means(group, axis)
+        + _common_means(group)
         for values, group in groups.items()
         if any(set(result.by_seed) != set(group[0].by_seed) for result in group)
     ]
 
 
-def _common_means(group: Sequence[CellResult], axis: int) -> str:
+def _common_means(group: Sequence[CellResult]) -> str:
     common = sorted(set.intersection(*(set(result.by_seed) for result in group)))
     if not common:
         return "No seed is common to all."
-    means = ", ".join(f"{r.cell[axis]} {mean(r.by_seed[seed] for seed in common):.1f}" for r in group)
+    means = ", ".join(f"{r.cell[-2]} {mean(r.by_seed[seed] for seed in common):.1f}" for r in group)
     return f"On {'seed' if len(common) == 1 else 'seeds'} {', '.join(map(str, common))}, which all have: {means}."
 
 
