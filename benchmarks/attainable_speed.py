@@ -16,7 +16,7 @@ from fedbe.core.compute import Plan
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.optim import SGD
 from fedbe.core.random import generator
-from fedbe.experiment.executors.memory import keep_freed_memory
+from fedbe.experiment.executors.memory_usage import keep_freed_memory
 from fedbe.models import build
 
 BATCH_SIZE = 40

@@ -28,7 +28,7 @@ from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import load_recipe
-from fedbe.experiment.round import play_round
+from fedbe.experiment.round import run_round
 from fedbe.experiment.run_state import RunState
 from fedbe.experiment.simulation import make_simulation
 
@@ -64,9 +64,9 @@ def ours(pool: ProcessPool, task: Task, model: str, precision: str, evaluated: b
     sim = make_simulation(settings, "fedavg", 0, precision, prepare(settings, 0, task), pool)
     state = RunState(0, sim.runner.read())
     warm = settings.model_copy(update={"training": settings.training.model_copy(update={"clients_per_round": CORES})})
-    play_round(replace(sim, recipe=warm), state, lambda *_: None)
+    run_round(replace(sim, recipe=warm), state, lambda *_: None)
     begin = time.perf_counter()
-    play_round(sim, state, lambda *_: None)
+    run_round(sim, state, lambda *_: None)
     return CLIENTS * IMAGES[model] / (time.perf_counter() - begin)
 
 

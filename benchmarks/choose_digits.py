@@ -19,7 +19,7 @@ from fedbe.experiment import run_folder
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe_files import load_recipe
-from fedbe.experiment.round import play_round
+from fedbe.experiment.round import run_round
 from fedbe.experiment.run_state import RunState
 from fedbe.experiment.simulation import make_simulation
 
@@ -46,7 +46,7 @@ def accuracy(pool: ProcessPool, method: str, seed: int, changes: Sequence[str]) 
     record: run_folder.Record = {}
     try:
         while state.round < sim.rounds:
-            state, record = play_round(sim, state, lambda *_: None)
+            state, record = run_round(sim, state, lambda *_: None)
     except AggregationError:
         return 0.0
     return 100 * float(record["test"]["accuracy"])

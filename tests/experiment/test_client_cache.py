@@ -18,7 +18,7 @@ from fedbe.core.compute import Plan
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.state import ModelState
 from fedbe.data import Augment
-from fedbe.experiment import local_training, loop, run_folder
+from fedbe.experiment import cohort_training, loop, run_folder
 from fedbe.experiment.callbacks import Callback
 from fedbe.experiment.client_cache import ClientCache
 from fedbe.experiment.executors.process_pool import ProcessPool
@@ -34,7 +34,7 @@ INSTANT = [m for m in METHODS if not METHODS[m].one_round]
 
 @pytest.fixture
 def everything_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_training, "CACHE_AFTER_SECONDS", -1.0)
+    monkeypatch.setattr(cohort_training, "CACHE_AFTER_SECONDS", -1.0)
 
 
 @pytest.fixture
@@ -116,13 +116,13 @@ def test_the_record_includes_training_time_before_a_stop(
 def test_clients_from_the_first_seconds_of_a_long_round_are_cached_too(
     tmp_path: Path, small: Recipe, pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_training, "CACHE_AFTER_SECONDS", float("inf"))
+    monkeypatch.setattr(cohort_training, "CACHE_AFTER_SECONDS", float("inf"))
 
     class Late(Clients):
         def phase(self, round: int, phase: str, done: int, total: int) -> None:
             super().phase(round, phase, done, total)
             if done == 2:
-                monkeypatch.setattr(local_training, "CACHE_AFTER_SECONDS", -1.0)
+                monkeypatch.setattr(cohort_training, "CACHE_AFTER_SECONDS", -1.0)
 
     folder = run_folder.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
     watch = Late(3)
@@ -133,7 +133,7 @@ def test_clients_from_the_first_seconds_of_a_long_round_are_cached_too(
 def test_a_stop_in_a_short_round_loses_no_finished_client(
     tmp_path: Path, small: Recipe, pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_training, "CACHE_AFTER_SECONDS", float("inf"))
+    monkeypatch.setattr(cohort_training, "CACHE_AFTER_SECONDS", float("inf"))
     folder = run_folder.create(tmp_path / "stopped", small, "fedavg", 0, "float32")
     watch = Clients(3)
     assert not loop.execute(folder, pool, watch, should_stop=watch.should_stop)
@@ -190,7 +190,7 @@ def test_a_comparison_trains_the_first_round_of_a_seed_once(
 def test_short_rounds_write_no_cache(
     tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_training, "CACHE_AFTER_SECONDS", float("inf"))
+    monkeypatch.setattr(cohort_training, "CACHE_AFTER_SECONDS", float("inf"))
     together = tmp_path / "first-round"
     assert loop.execute(
         run_folder.create(tmp_path / "a", small, "fedavg", 0, "float32"), pool, silent, first_round=together

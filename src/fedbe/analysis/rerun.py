@@ -16,10 +16,10 @@ from fedbe.core.compute import Plan, one_thread
 from fedbe.core.model_runner import ModelRunner
 from fedbe.errors import RunError
 from fedbe.experiment import checkpoint
+from fedbe.experiment.cohort_training import CohortTraining
 from fedbe.experiment.executors.base import Executor
 from fedbe.experiment.executors.serial import Serial
 from fedbe.experiment.federation import initial_weights, prepare
-from fedbe.experiment.local_training import LocalTraining
 from fedbe.experiment.round import run_server_step, train_loss
 from fedbe.experiment.run_state import RunState
 from fedbe.experiment.simulation import Simulation
@@ -54,7 +54,7 @@ def rerun_last_round(run: Run, executor: Executor | None = None) -> Rerun:
     seen: list[tuple[Draft, Round]] = []
     only_mean = replace(sim, method=replace(sim.method, stages=(Mean(),)))
     with one_thread():
-        cohort = LocalTraining(sim, state, None, _no_progress, lambda: False).run()
+        cohort = CohortTraining(sim, state, None, _no_progress, lambda: False).run()
         result = run_server_step(only_mean, state, cohort, _no_progress, lambda *step: seen.append(step))
     if not math.isclose(train_loss(sim, cohort, result) or 0, run.records[-1]["train_loss"] or 0, rel_tol=1e-6):
         raise RunError("its last round, trained again, has another loss; the code or the machine has changed since")

@@ -13,7 +13,7 @@ from fedbe.experiment.callbacks import Callback
 from fedbe.experiment.client_cache import ClientCache
 from fedbe.experiment.executors.base import Executor, Stopped
 from fedbe.experiment.federation import prepare
-from fedbe.experiment.round import play_round
+from fedbe.experiment.round import run_round
 from fedbe.experiment.run_state import RunState
 from fedbe.experiment.simulation import Simulation, make_simulation
 
@@ -82,7 +82,7 @@ def _train(
     while state.round < sim.rounds:
         number = state.round + 1
         progress = partial(callback.phase, number)
-        state, record = play_round(sim, state, progress, shared_cache if number == 1 else cache, should_stop)
+        state, record = run_round(sim, state, progress, shared_cache if number == 1 else cache, should_stop)
         run_folder.append_round(folder, record)
         checkpoint.save(folder, state, identity)
         cache.clear()

@@ -11,14 +11,14 @@ from fedbe.core.model_runner import ModelRunner
 from fedbe.core.updates import ClientId, ClientUpdate
 from fedbe.errors import AggregationError
 from fedbe.experiment.client_cache import ClientCache
+from fedbe.experiment.cohort_training import CohortTraining, Progress, TrainedCohort
 from fedbe.experiment.evaluation import DraftEvaluation, is_measured, measure
-from fedbe.experiment.local_training import LocalTraining, Progress, TrainedCohort
 from fedbe.experiment.run_folder import Record
 from fedbe.experiment.run_state import RunState
 from fedbe.experiment.simulation import Simulation
 
 
-def play_round(
+def run_round(
     sim: Simulation,
     state: RunState,
     progress: Progress,
@@ -43,7 +43,7 @@ def play_round(
     """
     number = state.round + 1
     begin, peak = time.perf_counter(), sim.executor.memory_peak()
-    cohort = LocalTraining(sim, state, cache, progress, should_stop).run()
+    cohort = CohortTraining(sim, state, cache, progress, should_stop).run()
     if not cohort.trained:
         first = cohort.failed[0]
         raise AggregationError(f"no client finished round {number}; client {first.client_id}: {first.reason}")

@@ -17,7 +17,7 @@ from fedbe.core.model_runner import ModelRunner
 from fedbe.core.random import generator
 from fedbe.errors import RunError
 from fedbe.experiment.executors.base import Executor, Failed, Outcome
-from fedbe.experiment.executors.memory import keep_freed_memory
+from fedbe.experiment.executors.memory_usage import keep_freed_memory
 from fedbe.experiment.federation import Federation, initial_weights
 from fedbe.experiment.jobs import DataPart, PredictJob
 from fedbe.experiment.recipe import Recipe

@@ -25,7 +25,7 @@ from fedbe.core.random import generator
 from fedbe.errors import FedBEError, RunError
 from fedbe.experiment.executors.base import Done, Failed, Job, Outcome, Stopped
 from fedbe.experiment.executors.forkserver import start_method, warm_up
-from fedbe.experiment.executors.memory import ProcessMemoryPeak, keep_freed_memory
+from fedbe.experiment.executors.memory_usage import ProcessMemoryPeak, keep_freed_memory
 from fedbe.experiment.federation import Federation
 
 ATTEMPTS = 3

@@ -8,7 +8,7 @@ from fedbe.core.compute import Plan, one_thread
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.random import generator
 from fedbe.experiment.executors.base import Done, Failed, Job, Outcome, Stopped
-from fedbe.experiment.executors.memory import ProcessMemoryPeak
+from fedbe.experiment.executors.memory_usage import ProcessMemoryPeak
 from fedbe.experiment.federation import Federation
 
 

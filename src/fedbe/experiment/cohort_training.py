@@ -33,7 +33,7 @@ class TrainedCohort:
     cached_seconds: float
 
 
-class LocalTraining:
+class CohortTraining:
     """Trains the cohort of the round after `state`, the longest job first.
 
     Args:

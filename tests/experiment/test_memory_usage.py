@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fedbe.experiment.executors.memory import ProcessMemoryPeak
+from fedbe.experiment.executors.memory_usage import ProcessMemoryPeak
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a mark that can be reset")
@@ -22,7 +22,7 @@ def test_a_peak_belongs_to_its_phase() -> None:
 
 FAULTS = """
 import resource, torch
-from fedbe.experiment.executors.memory import keep_freed_memory
+from fedbe.experiment.executors.memory_usage import keep_freed_memory
 keep_freed_memory()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for step in range(10):
