@@ -5,7 +5,7 @@ code 1 (2 for wrong usage). All classes derive from `FedBEError`.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class FedBEError(Exception):
@@ -60,3 +60,17 @@ def nearest(name: str, options: Iterable[str]) -> str:
     options = list(options)
     close = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'?" if close else "choose one of: " + ", ".join(options)
+
+
+def check_option(what: str, name: str, options: Collection[str]) -> None:
+    """Raise a SettingError that suggests the nearest option, unless `name` is one of `options`."""
+    if name not in options:
+        raise SettingError(f"unknown {what} '{name}': {nearest(name, options)}")
+
+
+def check_settings(owner: str, names: Iterable[str], allowed: Collection[str]) -> None:
+    """Raise a SettingError for the first of `names` that is not a setting of `owner`."""
+    for name in names:
+        if name not in allowed:
+            hint = nearest(name, allowed) if allowed else "it has none"
+            raise SettingError(f"{owner} has no setting '{name}': {hint}")

@@ -163,8 +163,8 @@ def test_a_setting_of_none_counts_as_not_given():
     ("kind", "change", "error", "sentence"),
     [
         ("stepp", {}, SettingError, "did you mean 'step'"),
-        ("iid", {"alpha": 1.0}, SettingError, "no setting `alpha`; it takes no settings"),
-        ("dirichlet", {"minor_images": 1}, SettingError, "no setting `minor_images`; it takes alpha"),
+        ("iid", {"alpha": 1.0}, SettingError, "no setting 'alpha': it has none"),
+        ("dirichlet", {"minor_images": 1}, SettingError, "no setting 'minor_images': choose one of: alpha"),
         ("iid", {"clients": 0}, SettingError, "`clients` must be 1 or more"),
         ("iid", {"server": -1}, SettingError, "`server` must be 0 or more"),
         ("iid", {"server": 5001}, SettingError, "data has 5000"),

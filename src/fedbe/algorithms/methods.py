@@ -17,7 +17,7 @@ from fedbe.algorithms.ensemble import EnsembleSettings
 from fedbe.algorithms.server.stages import ControlUpdate, Distill, KeepMembers, Mean, Momentum, Stage
 from fedbe.algorithms.server.transforms import Transform
 from fedbe.algorithms.vote import VoteRule, get_vote_rule
-from fedbe.errors import SettingError, nearest
+from fedbe.errors import SettingError, check_settings, nearest
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,8 @@ class Method:
             (Prox(proximal_mu=0.1, prox_form='squared'),)
         """
         known = self.settings()
+        check_settings(self.title, settings, known)
         for name, value in settings.items():
-            if name not in known:
-                hint = nearest(name, known) if known else "it has none"
-                raise SettingError(f"{self.title} has no setting '{name}': {hint}")
             check_kind(name, known[name], value)
         return replace(
             self,

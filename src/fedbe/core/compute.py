@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fedbe.errors import SettingError, nearest
+from fedbe.errors import SettingError, check_option
 
 PRECISIONS = ("float32", "bfloat16")
 CPU_FLAGS = Path("/proc/cpuinfo")
@@ -44,8 +44,7 @@ class Plan:
     batch_size: int = 250
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise SettingError(f"unknown precision '{self.precision}': {nearest(self.precision, PRECISIONS)}")
+        check_option("precision", self.precision, PRECISIONS)
         if self.batch_size < 1:
             raise SettingError(f"`batch_size` must be >= 1, got {self.batch_size}")
 
@@ -64,10 +63,9 @@ def resolve_precision(precision: str) -> str:
         >>> resolve_precision("float32")
         'float32'
     """
+    check_option("precision", precision, ("auto", *PRECISIONS))
     if precision == "auto":
         return "bfloat16" if has_bfloat16() else "float32"
-    if precision not in PRECISIONS:
-        raise SettingError(f"unknown precision '{precision}': {nearest(precision, ('auto', *PRECISIONS))}")
     return precision
 
 

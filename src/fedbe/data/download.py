@@ -9,10 +9,9 @@ import shutil
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from fedbe.core.files import make_folder, write_synced
 from fedbe.data import npm_download
@@ -25,10 +24,8 @@ ATTEMPTS = 5  # connections for one file; each resumes where the last one ended
 TIMEOUT_SECONDS = 30
 
 
-class Progress(Protocol):
-    """A callback: file name, bytes so far, bytes in total (0 if the server does not report it)."""
-
-    def __call__(self, file: str, done: int, total: int, /) -> None: ...
+# A callback: file name, bytes so far, bytes in total (0 if the server does not report it).
+Progress = Callable[[str, int, int], None]
 
 
 def _no_progress(_file: str, _done: int, _total: int) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedbe.core import random
-from fedbe.errors import DataError, SettingError, nearest
+from fedbe.errors import DataError, SettingError, check_option, check_settings
 
 DEFAULT_MINOR_IMAGES = 10  # the paper's CIFAR-10 split
 
@@ -76,7 +76,9 @@ def split(kind: str, labels: Tensor, *, clients: int, server: int, seed: int, **
         [10, 10, 10, 10, 10, 10, 10, 10, 1960, 1960]
     """
     settings = {name: value for name, value in settings.items() if value is not None}
-    _check_settings(kind, settings)
+    check_option("split", kind, SPLITS)
+    parameters = inspect.signature(SPLITS[kind]).parameters.values()
+    check_settings(f"the {kind} split", settings, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY])
     _check_sizes(len(labels), clients, server)
     draw = random.generator(seed, role=f"split-{kind}")
     server_index = (stratified if kind == "step" else _uniform)(labels, server, draw)
@@ -251,16 +253,6 @@ SPLITS: Mapping[str, Callable[..., Sequence[Tensor]]] = {
     "dirichlet": _dirichlet,
     "column": _column,
 }
-
-
-def _check_settings(kind: str, settings: Mapping[str, Any]) -> None:
-    if kind not in SPLITS:
-        raise SettingError(f"unknown split '{kind}': {nearest(kind, SPLITS)}")
-    allowed = [p.name for p in inspect.signature(SPLITS[kind]).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for name in settings:
-        if name not in allowed:
-            takes = "takes " + ", ".join(allowed) if allowed else "takes no settings"
-            raise SettingError(f"the {kind} split has no setting `{name}`; it {takes}")
 
 
 def _check_sizes(images: int, clients: int, server: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedbe.errors import RunError, SettingError, nearest
+from fedbe.errors import RunError, SettingError, check_settings
 
 Value = str | int | float | bool  # the types that Flower accepts for a setting
 
@@ -40,9 +40,7 @@ def convert_overrides(app: Path, overrides: Mapping[str, str]) -> dict[str, Valu
             f'{app / "pyproject.toml"} has no `folder = ""` in [tool.flwr.app.config]: the app needs this setting to '
             "know where its results go"
         )
-    for key in overrides:
-        if key not in defaults:
-            raise SettingError(f"the app has no setting '{key}': {nearest(key, defaults)}")
+    check_settings("the app", overrides, defaults)
     return {key: convert_value(key, text, defaults[key]) for key, text in overrides.items()}
 
 

@@ -1,7 +1,7 @@
 """The registry of networks, `MODELS`, and `build`."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedbe.core.random import global_rng
-from fedbe.errors import SettingError, nearest
+from fedbe.errors import SettingError, check_option, check_settings
 from fedbe.models.convnet import ConvNet
 from fedbe.models.mlp import MLP
 from fedbe.models.mobilenet import MobileNetV2
@@ -43,11 +43,11 @@ def build(name: str, classes: int, shape: tuple[int, ...], generator: torch.Gene
         >>> network(torch.zeros(5, 64)).shape
         torch.Size([5, 10])
     """
-    if name not in MODELS:
-        raise SettingError(f"unknown model '{name}': {nearest(name, MODELS)}")
+    check_option("model", name, MODELS)
     if classes < 2:
         raise SettingError(f"`classes` must be >= 2, got {classes}")
-    _check_settings(name, settings)
+    parameters = inspect.signature(MODELS[name]).parameters
+    check_settings(f"model '{name}'", settings, [p for p in parameters if p not in ("classes", "shape")])
     with global_rng(generator):
         try:
             module = MODELS[name](classes=classes, shape=shape, **settings)
@@ -56,14 +56,6 @@ def build(name: str, classes: int, shape: tuple[int, ...], generator: torch.Gene
             raise SettingError(f"model '{name}' cannot be made with {given}: {error}") from error
         module.apply(_initialise)
     return module
-
-
-def _check_settings(name: str, settings: Mapping[str, Any]) -> None:
-    allowed = [p for p in inspect.signature(MODELS[name]).parameters if p not in ("classes", "shape")]
-    for setting in settings:
-        if setting not in allowed:
-            hint = nearest(setting, allowed) if allowed else "it has none"
-            raise SettingError(f"model '{name}' has no setting '{setting}': {hint}")
 
 
 def _initialise(layer: nn.Module) -> None:

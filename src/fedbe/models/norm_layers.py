@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from fedbe.errors import SettingError, nearest
+from fedbe.errors import check_option
 
 NORMS = ("batch", "group")
 
@@ -13,9 +13,8 @@ def norm_layer(kind: str, channels: int) -> nn.Module:
     Raises:
         SettingError: if `kind` is unknown.
     """
+    check_option("norm", kind, NORMS)
     if kind == "batch":
         return nn.BatchNorm2d(channels)
-    if kind == "group":
-        groups = next(g for g in (8, 4, 2, 1) if channels % g == 0)
-        return nn.GroupNorm(groups, channels)
-    raise SettingError(f"unknown norm '{kind}': {nearest(kind, NORMS)}")
+    groups = next(g for g in (8, 4, 2, 1) if channels % g == 0)
+    return nn.GroupNorm(groups, channels)

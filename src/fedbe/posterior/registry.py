@@ -1,6 +1,6 @@
 """The posteriors by name. A new posterior is one file with a subclass of `Posterior`, and one row here."""
 
-from fedbe.errors import SettingError, nearest
+from fedbe.errors import check_option
 from fedbe.posterior.base import Posterior
 from fedbe.posterior.direction_gaussian import DirectionGaussian
 from fedbe.posterior.dirichlet import Dirichlet
@@ -20,6 +20,5 @@ def get_posterior(name: str) -> type[Posterior]:
         >>> get_posterior("dirichlet").__name__
         'Dirichlet'
     """
-    if name not in POSTERIORS:
-        raise SettingError(f"unknown posterior '{name}': {nearest(name, POSTERIORS)}")
+    check_option("posterior", name, POSTERIORS)
     return POSTERIORS[name]
