@@ -56,9 +56,6 @@ class Plan:
 def resolve_precision(precision: str) -> str:
     """The precision that "auto" means on this machine; any other known precision as it is.
 
-    Raises:
-        SettingError: The precision is unknown.
-
     Example:
         >>> resolve_precision("float32")
         'float32'

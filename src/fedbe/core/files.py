@@ -20,13 +20,7 @@ def write_synced(path: Path, content: bytes, mode: str = "wb") -> None:
 
 
 def write_atomic(path: Path, content: bytes, error: type[FedBEError] = RunError) -> None:
-    """Replace a file in one step. After a crash, the file is either the old one or the new one.
-
-    Args:
-        path: The file.
-        content: Its new content.
-        error: The class of the error that is raised if it cannot be written.
-    """
+    """Replace a file in one step: after a crash it is either the old one or the new one. A failure is an `error`."""
     if not path.name:
         raise error(f"cannot write {path}: it is a folder, not a file")
     part = path.with_name(f".{path.name}.part")
@@ -50,12 +44,7 @@ def make_folder(folder: Path, error: type[FedBEError] = RunError) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run folder, so that no second process trains the run.
-
-    Raises:
-        BusyError: Another process holds the lock.
-        RunError: The folder cannot be locked.
-    """
+    """Hold the lock of a run folder, so that no second process trains the run."""
     try:
         file = (folder / ".lock").open("w")
     except OSError as error:

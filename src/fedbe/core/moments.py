@@ -104,11 +104,7 @@ class Moments:
 
     @property
     def mean(self) -> ModelState:
-        """μ = Σ_i (n_i/W) w_i, FedAvg's average (Eq. 2). Valid until the next `add` or `merge`.
-
-        Raises:
-            StateError: No state was added yet.
-        """
+        """μ = Σ_i (n_i/W) w_i, FedAvg's average (Eq. 2). Valid until the next `add` or `merge`."""
         if self._mean is None:
             raise StateError("no state was added yet, so there is no mean")
         return self._mean
@@ -126,11 +122,7 @@ class Moments:
 
 
 def weighted_mean(states: Iterable[tuple[ModelState, float]]) -> ModelState:
-    """Σ_i (n_i/Σn) w_i over pairs of a state w_i and its weight n_i.
-
-    Raises:
-        StateError: There is no state, or a weight is out of range.
-    """
+    """Σ_i (n_i/Σn) w_i over pairs of a state w_i and its weight n_i."""
     moments = Moments()
     for state, weight in states:
         moments.add(state, weight)

@@ -75,9 +75,6 @@ def recalibrate(runner: ModelRunner, inputs: Inputs) -> None:
     Args:
         runner: The runner with a loaded model; its running statistics are changed in place.
         inputs: At least two inputs. They are not augmented.
-
-    Raises:
-        SettingError: There is only one input.
     """
     layers = batch_norm_layers(runner.module)
     if not layers:

@@ -12,13 +12,9 @@ from fedbe.errors import FedBEError
 
 
 def load_function(path: str, error: type[FedBEError]) -> Callable[..., Any]:
-    """Import the function that `path` names as module:function.
+    """Import the function that `path` names as module:function, or raise an `error`.
 
     Modules in the current directory can be imported, as with `python -m`.
-
-    Args:
-        path: The module and the function, with a colon between them.
-        error: The class of the error that is raised if there is no such function.
     """
     module, _, name = path.partition(":")
     folder = os.getcwd()  # noqa: PTH109

@@ -23,9 +23,6 @@ def derive(seed: int, round: int = 0, role: str = "", client: int | str = "") ->
         role: The purpose, such as "cohort" or "distill".
         client: The client id. Its type counts: client 3 and client "3" are two clients.
 
-    Raises:
-        SettingError: `seed` is not a whole number.
-
     Example:
         >>> derive(0, 1, "cohort") == derive(0, 1, "cohort")
         True

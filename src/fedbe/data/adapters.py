@@ -28,9 +28,6 @@ def from_folder(path: Path) -> Dataset | Task:
     """Read PATH/<class>/<image>, or PATH/train/<class>/<image> and PATH/test/<class>/<image>.
 
     All images must have one size. If all of them are grey, the data set is grey, else it is RGB.
-
-    Raises:
-        DataError: if there are no images, an image cannot be read, sizes differ, or a class has no images.
     """
     if (path / "train").is_dir() and (path / "test").is_dir():
         return Task(_class_folders(path / "train", path.name), _class_folders(path / "test", path.name))
@@ -95,9 +92,6 @@ def from_npz(path: Path) -> Dataset | Task:
 
     Optional arrays: `test_inputs` and `test_labels`, `classes` (names), `clients` (client ids). The names of Keras,
     `x_train`, `y_train`, `x_test`, `y_test`, are accepted too. Arrays of objects (pickles) are refused.
-
-    Raises:
-        DataError: if the file cannot be read, an array is missing, or shapes or types do not fit.
     """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -119,11 +113,7 @@ def from_npz(path: Path) -> Dataset | Task:
 
 
 def from_torch(data: Any, name: str) -> Dataset:
-    """Read a map-style torch data set of (input, label) pairs; inputs are tensors, arrays or Pillow images.
-
-    Raises:
-        DataError: if the items are not pairs, or inputs differ in shape.
-    """
+    """Read a map-style torch data set of (input, label) pairs; inputs are tensors, arrays or Pillow images."""
     pairs = [data[index] for index in range(len(data))]
     if not pairs or not isinstance(pairs[0], tuple | list) or len(pairs[0]) < 2:
         got = f"a {type(pairs[0]).__name__}" if pairs else "nothing"
@@ -137,9 +127,6 @@ def from_hugging_face(data: Any, name: str) -> Dataset:
 
     Of several label columns (coarse and fine) the one with the most classes is used. The column `client_id`, if
     there is one, gives the ids for the split "column".
-
-    Raises:
-        DataError: if there is no label or no input column, or inputs differ in shape.
     """
     label_columns = [column for column, feature in data.features.items() if hasattr(feature, "names")]
     input_columns = [column for column in data.features if column not in {*label_columns, "client_id"}]
@@ -181,9 +168,6 @@ def from_arrays(
         classes: class names; default: the numbers 0 … max(labels).
         client_ids: one id for each input, integers or any values that can be sorted; or None.
 
-    Raises:
-        DataError: if shapes, types or values do not fit.
-
     Example:
         >>> from_arrays("mine", np.zeros((4, 2)), [0, 1, 1, 0]).classes
         ('0', '1')
@@ -219,9 +203,6 @@ def as_inputs(values: np.ndarray[Any, Any], name: str) -> Tensor:
     Two axes are vectors. Three axes are grey images. Images with four axes may have their channels first: the second
     axis is 1 or 3, and the last is not. Images may be uint8, or floats in [0, 1].
 
-    Raises:
-        DataError: if the shape or the type does not fit.
-
     Example:
         >>> as_inputs(np.zeros((5, 3, 8, 8)), "mine").shape
         torch.Size([5, 8, 8, 3])
@@ -255,9 +236,6 @@ def from_object(data: Any) -> Dataset | Task:
     """Read a Python object: a `Dataset`, `Task`, torch or Hugging Face data set, mapping or (inputs, labels).
 
     A mapping, for example a Hugging Face `DatasetDict`, has the keys "train" and, optionally, "test".
-
-    Raises:
-        DataError: if the object is of another type or does not fit.
     """
     name = type(data).__name__.lower()
     if isinstance(data, Dataset | Task):

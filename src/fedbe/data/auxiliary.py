@@ -90,9 +90,6 @@ def match_shape(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """Resize and recolour images uint8 [N, h, w, c] to `shape` = (C, H, W): uint8 [N, H, W, C].
 
     The size changes by bilinear interpolation with antialiasing. Grey is the luminance of the colours.
-
-    Raises:
-        DataError: if the number of channels cannot be converted.
     """
     channels, height, width = shape
     if images.shape[3] != channels:

@@ -68,11 +68,7 @@ def download_dataset(name: str, root: Path | None = None, progress: Progress = _
 
 
 def verify(name: str, info: DatasetInfo, path: Path) -> None:
-    """Check the directory or archive at `path` against the catalogue's SHA-256.
-
-    Raises:
-        DataError: if a file is missing or not the official one.
-    """
+    """Check the directory or archive at `path` against the catalogue's SHA-256."""
     hashes = {path / file: sha256 for file, sha256 in info.file_hashes.items()}
     for file, sha256 in (hashes if path.is_dir() else {path: info.remotes[0].sha256}).items():
         if not file.is_file() or _sha256(file.read_bytes()) != sha256:

@@ -16,11 +16,7 @@ ROLL_TRAIN, ROLL_TEST, ROLL_NOISE = 1200, 600, 0.5
 
 
 def digits() -> Dataset:
-    """1,797 handwritten digits of 8 × 8 pixels, uint8 [1797, 8, 8, 1]; their 0 … 16 is scaled to 0 … 255.
-
-    Raises:
-        DataError: if scikit-learn is not installed.
-    """
+    """1,797 handwritten digits of 8 × 8 pixels, uint8 [1797, 8, 8, 1]; their 0 … 16 is scaled to 0 … 255."""
     rows = torch.from_numpy(np.loadtxt(_digits_file(), delimiter=",", dtype=np.int64))
     ink = rows[:, :64].mul(255).div(16).round().to(torch.uint8)
     return Dataset("digits", ink.view(-1, 8, 8, 1), rows[:, 64].clone(), tuple(str(digit) for digit in range(10)))

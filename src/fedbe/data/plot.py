@@ -12,12 +12,7 @@ MAX_ROWS, MAX_COLUMNS = 40, 20  # clients and classes that fit into a terminal
 
 
 def split_table(counts: Tensor, classes: tuple[str, ...], title: str) -> Group:
-    """A table of bubbles for the terminal, with a title and a legend.
-
-    Args:
-        counts: int64 [clients, classes], from `Partition.counts`.
-        classes: the class names.
-        title: the line above the table.
+    """A table of bubbles for the terminal of `counts` [clients, classes], with a title and a legend.
 
     Returns:
         A rich renderable. Of a large split it has the first 40 clients and 20 classes.

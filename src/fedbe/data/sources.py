@@ -108,11 +108,7 @@ def _read(name: str, path: Path) -> Task:
 
 
 def hold_out(data: Dataset, seed: int) -> Task:
-    """Hold out a stratified fifth of `data` as test data; train on the rest.
-
-    Raises:
-        DataError: if there are fewer than 5 examples.
-    """
+    """Hold out a stratified fifth of `data` as test data; train on the rest."""
     if len(data) < 5:
         raise DataError(f"{data.name} must have 5 examples or more to hold out a fifth, but has {len(data)}")
     test = stratified(data.labels, len(data) // 5, random.generator(seed, role="hold-out"))

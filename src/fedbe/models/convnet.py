@@ -16,9 +16,6 @@ class ConvNet(nn.Module):
         classes: number of outputs.
         shape: (C, H, W) of one input, at least 18 × 18 pixels.
         extra_layers: padded convolutions before the fully connected layers, for the study of depth.
-
-    Raises:
-        SettingError: if an argument does not fit.
     """
 
     def __init__(self, classes: int, shape: tuple[int, ...], extra_layers: int = 0) -> None:

@@ -16,9 +16,6 @@ class MLP(nn.Module):
         classes: number of outputs.
         shape: shape of one input.
         hidden: widths of the hidden layers; the paper's two-layer network has one.
-
-    Raises:
-        SettingError: if a width is not positive.
     """
 
     def __init__(self, classes: int, shape: tuple[int, ...], hidden: Sequence[int] = (64,)) -> None:

@@ -42,9 +42,6 @@ class MobileNetV2(nn.Module):
         classes: number of outputs.
         shape: (C, H, W) of one input, at least 16 × 16 pixels.
         norm: "batch" or "group".
-
-    Raises:
-        SettingError: if an argument does not fit.
     """
 
     def __init__(self, classes: int, shape: tuple[int, ...], norm: str = "batch") -> None:

@@ -8,11 +8,7 @@ NORMS = ("batch", "group")
 
 
 def norm_layer(kind: str, channels: int) -> nn.Module:
-    """A BatchNorm2d ("batch"), or a GroupNorm ("group") with 8 groups, or 4, 2 or 1 if 8 does not divide `channels`.
-
-    Raises:
-        SettingError: if `kind` is unknown.
-    """
+    """A BatchNorm2d ("batch"), or a GroupNorm ("group") with 8 groups, or 4, 2 or 1 if 8 does not divide `channels`."""
     check_option("norm", kind, NORMS)
     if kind == "batch":
         return nn.BatchNorm2d(channels)

@@ -36,9 +36,6 @@ class ResNet(nn.Module):
         classes: number of outputs.
         shape: (C, H, W) of one input, at least 8 × 8 pixels.
         norm: "batch" or "group".
-
-    Raises:
-        SettingError: if an argument does not fit.
     """
 
     def __init__(self, depth: int, classes: int, shape: tuple[int, ...], norm: str = "batch") -> None:

@@ -27,9 +27,6 @@ class PosteriorSettings:
         scale: A factor for the standard deviation of a Gaussian; >= 0.
         alpha: The concentration of a Dirichlet; > 0. One number, or one for each client id.
         sample_buffers: Whether a Gaussian samples floating-point buffers like weights.
-
-    Raises:
-        SettingError: A value is out of range.
     """
 
     scale: float = 1.0

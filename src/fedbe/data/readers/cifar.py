@@ -59,11 +59,7 @@ FORMATS = {
 
 
 def read(name: str, path: Path) -> Task:
-    """Read "cifar10" or "cifar100" from a directory or archive in either format.
-
-    Raises:
-        DataError: if files are missing or damaged.
-    """
+    """Read "cifar10" or "cifar100" from a directory or archive in either format."""
     batch_format = FORMATS[name]
     first, *others = (*batch_format.train, batch_format.test)
     files = read_by_name(path, {batch + ending for batch in (first, *others) for ending in ("", ".bin")})

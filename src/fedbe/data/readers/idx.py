@@ -22,11 +22,7 @@ MAX_FILE_BYTES = 1 << 30  # MNIST's largest file has 47 MB
 
 
 def read(name: str, path: Path) -> Task:
-    """Read "mnist" or "fashion-mnist" from a directory with the four official files, gzipped or not.
-
-    Raises:
-        DataError: if a file is missing or damaged.
-    """
+    """Read "mnist" or "fashion-mnist" from a directory with the four official files, gzipped or not."""
 
     def part(prefix: str) -> Dataset:
         images = parse(_content(name, path, f"{prefix}-images-idx3-ubyte"), 3, str(path / prefix))
@@ -48,9 +44,6 @@ def parse(content: bytes, dimensions: int, name: str) -> NDArray[np.uint8]:
         content: the file, decompressed.
         dimensions: the expected d.
         name: the name for messages.
-
-    Raises:
-        DataError: if the header is another one, or the number of values does not match it or is 0.
 
     Example:
         >>> parse(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), 1, "labels").tolist()

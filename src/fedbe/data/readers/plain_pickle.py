@@ -42,10 +42,6 @@ class _Array:
 def read_plain(content: bytes, name: str) -> Any:
     """Read a pickle of plain values.
 
-    Args:
-        content: the pickle.
-        name: the name for messages.
-
     Returns:
         A dict, list, number, text, None or uint8 array. Tuples become lists, byte strings become texts.
 

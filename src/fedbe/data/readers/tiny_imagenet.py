@@ -28,11 +28,7 @@ SIDE = 64
 
 
 def read(name: str, path: Path) -> Task:
-    """Read Tiny-ImageNet from its directory or zip.
-
-    Raises:
-        DataError: if files are missing or damaged.
-    """
+    """Read Tiny-ImageNet from its directory or zip."""
     members = read_files(path, lambda file: not file.removeprefix(FOLDER).startswith("test/"))
     files = {file.removeprefix(FOLDER): content for file, content in members.items()}
     ids = sorted(_lines(files, "wnids.txt", path))
