@@ -84,9 +84,9 @@ class _Machine:
         self.stack: list[Any] = []
         self.memo: dict[Any, Any] = {}
 
-    def push_tuple(self, size: int) -> None:
-        start = len(self.stack) - size
-        self.stack[start:] = [tuple(self.stack[start:])]
+    def pop(self, size: int) -> list[Any]:
+        """Remove the last `size` values, first pushed first."""
+        return [self.stack.pop() for _ in range(size)][::-1]
 
     def pop_to_mark(self) -> list[Any]:
         """Remove the values after the last mark, and the mark."""
@@ -98,21 +98,11 @@ class _Machine:
     def put(self, key: Any) -> None:
         self.memo[key] = self.stack[-1]
 
-    def append(self) -> None:
-        value = self.stack.pop()
-        self.stack[-1].append(value)
-
-    def append_all(self) -> None:
-        values = self.pop_to_mark()
+    def extend_list(self, values: list[Any]) -> None:
         self.stack[-1].extend(values)
 
-    def set_item(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self.stack[-1][key] = value
-
-    def set_items(self) -> None:
-        values = self.pop_to_mark()
-        self.stack[-1].update(zip(values[::2], values[1::2], strict=True))
+    def update_dict(self, keys_and_values: list[Any]) -> None:
+        self.stack[-1].update(zip(keys_and_values[::2], keys_and_values[1::2], strict=True))
 
     def push_global(self, name: str) -> None:
         if name not in GLOBALS:
@@ -120,7 +110,7 @@ class _Machine:
         self.stack.append(_GlobalName(name))
 
     def call(self) -> None:
-        arguments, function = self.stack.pop(), self.stack.pop()
+        function, arguments = self.pop(2)
         self.stack.append(_constructed(function, arguments))
 
     def build(self) -> None:
@@ -133,19 +123,19 @@ OPERATIONS: Mapping[str, Callable[[_Machine, Any], None]] = {
     "EMPTY_DICT": lambda machine, _: machine.stack.append({}),
     "EMPTY_LIST": lambda machine, _: machine.stack.append([]),
     "EMPTY_TUPLE": lambda machine, _: machine.stack.append(()),
-    "TUPLE1": lambda machine, _: machine.push_tuple(1),
-    "TUPLE2": lambda machine, _: machine.push_tuple(2),
-    "TUPLE3": lambda machine, _: machine.push_tuple(3),
+    "TUPLE1": lambda machine, _: machine.stack.append(tuple(machine.pop(1))),
+    "TUPLE2": lambda machine, _: machine.stack.append(tuple(machine.pop(2))),
+    "TUPLE3": lambda machine, _: machine.stack.append(tuple(machine.pop(3))),
     "TUPLE": lambda machine, _: machine.stack.append(tuple(machine.pop_to_mark())),
     "BINPUT": lambda machine, key: machine.put(key),
     "LONG_BINPUT": lambda machine, key: machine.put(key),
     "MEMOIZE": lambda machine, _: machine.put(len(machine.memo)),
     "BINGET": lambda machine, key: machine.stack.append(machine.memo[key]),
     "LONG_BINGET": lambda machine, key: machine.stack.append(machine.memo[key]),
-    "APPEND": lambda machine, _: machine.append(),
-    "APPENDS": lambda machine, _: machine.append_all(),
-    "SETITEM": lambda machine, _: machine.set_item(),
-    "SETITEMS": lambda machine, _: machine.set_items(),
+    "APPEND": lambda machine, _: machine.extend_list(machine.pop(1)),
+    "APPENDS": lambda machine, _: machine.extend_list(machine.pop_to_mark()),
+    "SETITEM": lambda machine, _: machine.update_dict(machine.pop(2)),
+    "SETITEMS": lambda machine, _: machine.update_dict(machine.pop_to_mark()),
     "GLOBAL": lambda machine, name: machine.push_global(name),
     "REDUCE": lambda machine, _: machine.call(),
     "BUILD": lambda machine, _: machine.build(),
