@@ -54,15 +54,11 @@ def rerun_last_round(run: Run, executor: Executor | None = None) -> Rerun:
     seen: list[tuple[Draft, Round]] = []
     only_mean = replace(sim, method=replace(sim.method, stages=(Mean(),)))
     with one_thread():
-        cohort = CohortTraining(sim, state, None, _no_progress, lambda: False).run()
-        result = run_server_step(only_mean, state, cohort, _no_progress, lambda *step: seen.append(step))
+        cohort = CohortTraining(sim, state, None, lambda *_: None, lambda: False).run()
+        result = run_server_step(only_mean, state, cohort, lambda *_: None, lambda *step: seen.append(step))
     if not math.isclose(train_loss(sim, cohort, result) or 0, run.records[-1]["train_loss"] or 0, rel_tol=1e-6):
         raise RunError("its last round, trained again, has another loss; the code or the machine has changed since")
     return Rerun(run, sim, *seen[0])
-
-
-def _no_progress(phase: str, done: int, total: int) -> None:
-    """Show nothing."""
 
 
 def _simulation(run: Run, executor: Executor) -> Simulation:

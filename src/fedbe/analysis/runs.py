@@ -52,11 +52,6 @@ class Run:
         """Whether the run has ended."""
         return self.info.finished is not None
 
-    @property
-    def measured(self) -> list[Record]:
-        """The rounds with a test result."""
-        return [r for r in self.records if "test" in r]
-
 
 @dataclass(frozen=True, eq=False)
 class RunGroup:

@@ -1,6 +1,6 @@
 """What a report shows, as plain data. The page and the pictures for papers are both drawn from it."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from fedbe.analysis.runs import Point
@@ -123,4 +123,4 @@ class ReportSection:
     results: Table
     charts: tuple[Chart, ...]
     methods: tuple[tuple[str, str], ...]
-    missing: tuple[str, ...] = field(default=())
+    missing: tuple[str, ...] = ()

@@ -139,7 +139,7 @@ def _confidence_dots(group: RunGroup, method: str) -> list[Dot]:
     """A dot for each seed of a method whose last tested round has both numbers."""
     dots = []
     for run in group.of(method):
-        record = run.measured[-1] if run.measured else {}
+        record: Record = next((r for r in reversed(run.records) if "test" in r), {})
         x, y = percent("test", "confidence")(record), percent("test", "accuracy")(record)
         if x is not None and y is not None:
             dots.append(Dot(x, y, f"{run.title}, seed {run.info.seed}", method))

@@ -29,7 +29,7 @@ def render(sections: Sequence[ReportSection], notes: Sequence[str] = (), version
     return Template(_template("page.html")).substitute(
         policy=f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'",
-        title=escape(_title(sections)),
+        title=escape(sections[0].title if len(sections) == 1 else f"{len(sections)} groups of runs"),
         style=style,
         script=script,
         version=escape(version),
@@ -53,10 +53,6 @@ def escape(text: str) -> str:
 
 def _template(name: str) -> str:
     return (resources.files("fedbe.report") / "templates" / name).read_text(encoding="utf-8")
-
-
-def _title(sections: Sequence[ReportSection]) -> str:
-    return sections[0].title if len(sections) == 1 else f"{len(sections)} groups of runs"
 
 
 SWATCH = '<span class="swatch" aria-hidden="true"></span>'  # the script colours it

@@ -111,14 +111,9 @@ def _count_voters(members: str, samples: int, clients: int) -> int:
 
 @cache
 def images_per_second(name: str, shape: tuple[int, ...], classes: int, settings: str, batch_size: int) -> float:
-    """The training speed on all cores: that of one thread, measured for a few steps, times the cores.
+    """The training speed of a model on all cores: that of one thread, measured for a few steps, times the cores.
 
-    Args:
-        name: The model, as in a recipe.
-        shape: The shape of one input.
-        classes: The number of classes.
-        settings: The model's settings as JSON.
-        batch_size: The number of inputs in a step.
+    `shape` is the shape of one input. `settings` are the model's settings as JSON.
     """
     model_settings = json.loads(settings) if name in MODELS else {}
     with one_thread():

@@ -1,15 +1,13 @@
 """A study's metric by round: a line for each value of the last row axis, a panel for each choice of the other axes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedbe.analysis.runs import Run, over_seeds, read_run
-from fedbe.experiment.run_folder import Record
 from fedbe.report.chart import Chart, Panel, Series
 from fedbe.report.colours import LIGHT_DARK
-from fedbe.report.curves import how_to_read, line_chart, uneven_note
+from fedbe.report.curves import how_to_read, line_chart, percent, uneven_note
 from fedbe.reproduce.study import NAMES, Cell, Scale, Study
-from fedbe.reproduce.study_analysis import look_up
 from fedbe.reproduce.study_runner import StudyRun
 
 CellRuns = Mapping[Cell, Sequence[Run]]  # the runs behind the lines of one panel
@@ -66,7 +64,8 @@ def _series(study: Study, panel: CellRuns) -> list[Series]:
     colours = series_colours(tuple(study.axes[study.rows[-1]]))
     series = []
     for cell, runs in panel.items():
-        if points := over_seeds(runs, _percent(study.metric_for(cell))):
+        part, metric = study.metric_for(cell).split(".")
+        if points := over_seeds(runs, percent(part, metric)):
             line = cell[-2]  # the value of the last row axis
             series.append(Series(_display_name(line), colours[line], points))
     return series
@@ -93,10 +92,6 @@ def _flatten(panels: Mapping[str, CellRuns]) -> list[Run]:
 
 def _left_out_note(count: int) -> str:
     return f"Runs of seeds that not all lines have yet are left out ({count}; see the table)." if count else ""
-
-
-def _percent(path: str) -> Callable[[Record], float | None]:
-    return lambda record: 100 * float(look_up(record, path)) if path.partition(".")[0] in record else None
 
 
 def _display_name(value: str) -> str:

@@ -71,9 +71,6 @@ def plan_study(
     """Choose the runs to train.
 
     Args:
-        study: The study.
-        scale: The scale.
-        root: The study's folder.
         seeds: The number of seeds to train; None for the scale's.
         values: Select only cells with these values; see `Study.select`.
         train: False to select no run.
@@ -145,7 +142,6 @@ def check_runs(runs: Iterable[StudyRun], precision: str | None = None) -> None:
     """Check that existing runs have the study's settings, and that all runs have one precision.
 
     Args:
-        runs: Runs of one study.
         precision: The precision of runs that do not exist yet; None if they are not to be trained.
 
     Raises:

@@ -228,11 +228,7 @@ def write(
     The chart by round is added if the runs have several rounds. Each chart is written as SVG, PNG and CSV.
 
     Args:
-        study: The study.
-        scale: Its scale.
-        runs: The runs to show.
         missing: cell -> the reason why it could not run.
-        root: The study's folder.
         charts: The charts of the analysis.
 
     Returns:
