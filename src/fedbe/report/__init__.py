@@ -22,15 +22,12 @@ __all__ = ["build_sections", "find_folders", "read_groups", "readable_folders", 
 
 
 def write_page(sections: Sequence[ReportSection], path: Path, notes: Sequence[str] = ()) -> Path:
-    """Write the page, whole or not at all.
+    """Write the page, whole or not at all, and return its path.
 
     Args:
         sections: What `build_sections` returns.
         path: The HTML file.
         notes: Sentences for the top of the page.
-
-    Returns:
-        The path.
     """
     write_atomic(path, render(sections, notes).encode())
     return path

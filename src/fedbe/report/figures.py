@@ -25,9 +25,6 @@ def write_figures(sections: Sequence[ReportSection], folder: Path, kind: str) ->
         sections: What `build_sections` returns.
         folder: Created if it is missing.
         kind: "png", "svg" or "pdf".
-
-    Returns:
-        The paths.
     """
     make_folder(folder)
     paths = []

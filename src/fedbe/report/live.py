@@ -51,11 +51,7 @@ class Page:
 
 
 def serve(page: Page, port: int) -> ThreadingHTTPServer:
-    """Make a server for this machine only.
-
-    Args:
-        page: What it serves.
-        port: On 127.0.0.1; 0 takes a free port.
+    """Make a server of the page, for this machine only. Port 0 takes a free port.
 
     Raises:
         RunError: The port cannot be used.

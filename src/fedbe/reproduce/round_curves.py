@@ -25,18 +25,18 @@ def chart_by_round(study: Study, scale: Scale, study_runs: Sequence[StudyRun]) -
         return None
     runs = _runs_by_panel(study_runs)
     compared = {title: _common_seeds(panel) for title, panel in runs.items()}
-    lines = {title: _series(study, panel) for title, panel in compared.items()}
-    lines = {title: series for title, series in lines.items() if any(len(s.points) > 1 for s in series)}
-    if not lines:
+    panels = [Panel(title, _series(study, panel)) for title, panel in compared.items()]
+    panels = _with_seed_counts([panel for panel in panels if any(len(s.points) > 1 for s in panel.series)])
+    if not panels:
         return None
-    panels = [Panel(title, tuple(series)) for title, series in _with_seed_counts(lines).items()]
     # A picture may be shown without its table, so its title says what was changed.
     title = f"{study.title}; {', '.join((f'scale {scale}', *study.extra))}"
     caption = f"{study.measured[0].upper()}{study.measured[1:]} by round. {how_to_read(_flatten(compared))}."
     measured = study.measured, study.measured.replace(" in percent", ", %")
-    left_out = len(_flatten(runs)) - len(_flatten(compared))
-    note = f"{uneven_note(panels)} {_left_out_note(left_out)}".strip()
-    return line_chart("rounds", title, caption, panels, measured, "%", note)
+    note = uneven_note(panels)
+    if left_out := len(_flatten(runs)) - len(_flatten(compared)):
+        note += f" Runs of seeds that not all lines have yet are left out ({left_out}; see the table)."
+    return line_chart("rounds", title, caption, panels, measured, "%", note.strip())
 
 
 def _runs_by_panel(study_runs: Sequence[StudyRun]) -> dict[str, dict[Cell, list[Run]]]:
@@ -48,7 +48,7 @@ def _runs_by_panel(study_runs: Sequence[StudyRun]) -> dict[str, dict[Cell, list[
         run = read_run(study_run.folder)
         if run.records:
             *outer, _line, column = study_run.cell
-            title = ", ".join(_display_name(value) for value in (*outer, column))
+            title = ", ".join(NAMES.get(value, value) for value in (*outer, column))
             panels.setdefault(title, {}).setdefault(study_run.cell, []).append(run)
     return panels
 
@@ -59,7 +59,7 @@ def _common_seeds(panel: CellRuns) -> dict[Cell, list[Run]]:
     return {cell: [run for run in runs if not common or run.info.seed in common] for cell, runs in panel.items()}
 
 
-def _series(study: Study, panel: CellRuns) -> list[Series]:
+def _series(study: Study, panel: CellRuns) -> tuple[Series, ...]:
     """The lines of a panel; cells without the metric have none."""
     colours = series_colours(tuple(study.axes[study.rows[-1]]))
     series = []
@@ -67,19 +67,18 @@ def _series(study: Study, panel: CellRuns) -> list[Series]:
         part, metric = study.metric_for(cell).split(".")
         if points := over_seeds(runs, percent(part, metric)):
             line = cell[-2]  # the value of the last row axis
-            series.append(Series(_display_name(line), colours[line], points))
-    return series
+            series.append(Series(NAMES.get(line, line), colours[line], points))
+    return tuple(series)
 
 
-def _with_seed_counts(lines: Mapping[str, list[Series]]) -> dict[str, list[Series]]:
-    """The same lines. If their numbers of seeds differ, each label has its number."""
-    counts = {_seed_count(s) for series in lines.values() for s in series}
-    if len(counts) == 1:
-        return dict(lines)
-    return {
-        title: [replace(s, label=f"{s.label} (n = {_seed_count(s)})") for s in series]
-        for title, series in lines.items()
-    }
+def _with_seed_counts(panels: list[Panel]) -> list[Panel]:
+    """The same panels. If the numbers of seeds of their lines differ, each label has its number."""
+    if len({_seed_count(s) for panel in panels for s in panel.series}) == 1:
+        return panels
+    return [
+        replace(panel, series=tuple(replace(s, label=f"{s.label} (n = {_seed_count(s)})") for s in panel.series))
+        for panel in panels
+    ]
 
 
 def _seed_count(series: Series) -> int:
@@ -88,14 +87,6 @@ def _seed_count(series: Series) -> int:
 
 def _flatten(panels: Mapping[str, CellRuns]) -> list[Run]:
     return [run for panel in panels.values() for runs in panel.values() for run in runs]
-
-
-def _left_out_note(count: int) -> str:
-    return f"Runs of seeds that not all lines have yet are left out ({count}; see the table)." if count else ""
-
-
-def _display_name(value: str) -> str:
-    return NAMES.get(value, value)
 
 
 def series_colours(values: tuple[str, ...]) -> dict[str, str]:

@@ -211,11 +211,7 @@ def _without_real_data(changes: list[str]) -> list[str]:
 
 
 def parse_scale(text: str) -> Scale:
-    """The scale of that name.
-
-    Raises:
-        SettingError: There is no such scale.
-    """
+    """The scale of that name; a SettingError if there is none."""
     for scale in SCALES:
         if scale == text:
             return scale
