@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedbe.report import colours
 from fedbe.report.chart import Chart, Dot, Panel, Series
@@ -21,6 +21,11 @@ SIMPLEX_MARKERS = {"": ("o", 14), "corner": ("o", 90), "centre": ("o", 90), "bes
 def escape_formula(text: str) -> str:
     """Text that matplotlib does not read as a formula."""
     return text.replace("$", r"\$")
+
+
+def _label(axes: "Axes", text: str, at: tuple[float, float], offset: tuple[float, float], **style: Any) -> None:
+    """Text next to a point of the data; `offset` is in points of the page."""
+    axes.annotate(escape_formula(text), at, offset, textcoords="offset points", **style)
 
 
 def draw_lines(chart: Chart, panel: Panel, axes: "Axes") -> None:
@@ -64,10 +69,7 @@ def _end_labels(series: Sequence[Series], axes: "Axes") -> None:
     for one in sorted(series, key=lambda s: -s.points[-1].y):
         end = one.points[-1]
         y = min(end.y, highest_free)
-        colour = colours.light(one.method)
-        axes.annotate(
-            escape_formula(one.label), (end.x, y), (5, 0), textcoords="offset points", va="center", color=colour
-        )
+        _label(axes, one.label, (end.x, y), (5, 0), va="center", color=colours.light(one.method))
         highest_free = y - 0.07 * (high - low)
 
 
@@ -77,7 +79,7 @@ def draw_bars(chart: Chart, panel: Panel, axes: "Axes") -> None:
     rows = [list(methods).index(b.method) for b in panel.bars]
     axes.barh(rows, [b.value for b in panel.bars], 0.55, color=[colours.light(b.method) for b in panel.bars])
     for row, bar in zip(rows, panel.bars, strict=True):
-        axes.annotate(bar.text, (bar.value, row), (3, 0), textcoords="offset points", va="center", fontsize=7)
+        _label(axes, bar.text, (bar.value, row), (3, 0), va="center", fontsize=7)
     axes.set_yticks(range(len(methods)), list(methods.values()))
     axes.set_ylim(len(methods) - 0.5, -0.5)
     axes.set_xlim(0, 1.35 * max(b.value for p in chart.panels for b in p.bars))
@@ -105,10 +107,7 @@ def _ring(dot: Dot, axes: "Axes", label_left: bool) -> None:
     colour = colours.light(dot.method)
     offset, side = (-8, "right") if label_left else (8, "left")
     axes.plot(dot.x, dot.y, "o", ms=8, mfc="none", mec=colour)
-    axes.annotate(
-        escape_formula(dot.label), (dot.x, dot.y), (offset, 0), textcoords="offset points",
-        color=colour, ha=side, va="center",
-    )  # fmt: skip
+    _label(axes, dot.label, (dot.x, dot.y), (offset, 0), color=colour, ha=side, va="center")
 
 
 def draw_bubbles(chart: Chart, panel: Panel, axes: "Axes") -> None:
@@ -163,10 +162,8 @@ def _simplex_label(dot: Dot, axes: "Axes") -> None:
         side, offset = ("right", (-10, 2)) if dot.x < 0.5 else ("left", (10, 2))
     elif dot.x in (0, 1):
         side, offset = "left" if dot.x == 0 else "right", (0, -15)
-    axes.annotate(
-        dot.label, (dot.x, dot.y), offset, textcoords="offset points", ha=side, fontweight="bold",
-        path_effects=[withStroke(linewidth=2, foreground="white")],
-    )  # fmt: skip
+    outline = [withStroke(linewidth=2, foreground="white")]
+    _label(axes, dot.label, (dot.x, dot.y), offset, ha=side, fontweight="bold", path_effects=outline)
 
 
 def draw_histogram(chart: Chart, panel: Panel, axes: "Axes") -> None:
