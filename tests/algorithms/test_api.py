@@ -321,8 +321,8 @@ class TestInputs:
     @pytest.mark.parametrize(
         ("unlabeled", "message"),
         [
-            (torch.zeros(24, 5), "inputs that `model` takes.*2x5"),
-            (torch.zeros(24, 4, dtype=torch.uint8), "inputs that `model` takes.*dtype"),
+            (torch.zeros(24, 5), "cannot run on `unlabeled`.*2x5"),
+            (torch.zeros(24, 4, dtype=torch.uint8), "cannot run on `unlabeled`.*dtype"),
         ],
     )
     def test_inputs_that_the_model_does_not_take_are_refused_before_anybody_trains(self, network, unlabeled, message):

@@ -30,14 +30,14 @@ def test_the_table_of_a_comparison(comparison: Path) -> None:
         bold=(1,),
     )
     assert section.finding == "FedBE is 11.0 points above FedAvg"
-    assert section.certainty == "Paired over n = 2 seeds, p = 0.058: that may be chance: try more seeds."
+    assert section.certainty == "Paired over n = 2 seeds, p = 0.058: this may be chance; try more seeds."
 
 
 def test_brackets_of_a_method_title_stay_in_the_headline(make_run) -> None:
     runs = [make_run("a", "fedavg", [0.1, 0.2, 0.5]), make_run("b", "fedbe-sgd", [0.1, 0.2, 0.6])]
     section = section_of(*runs)
     assert section.finding == "FedBE (w/o SWA) is 10.0 points above FedAvg"
-    assert section.certainty == "Too few seeds to say how sure that is: n = 1."
+    assert section.certainty == "Too few seeds for a p-value: n = 1."
 
 
 def test_every_chart_exists_and_states_its_seeds(comparison: Path) -> None:

@@ -146,7 +146,7 @@ class Server:
         if not self.method.needs_unlabeled(self.runner.module):
             return
         if self.inputs is None:
-            raise SettingError(f"{self.method.title} runs models on inputs that the server owns: give `unlabeled`")
+            raise SettingError(f"{self.method.title} needs unlabeled inputs at the server: give `unlabeled`")
         self.runner.trainable()
         _try_model(self.runner, self.inputs)
 
@@ -158,14 +158,14 @@ class Server:
         )
 
     def aggregate(self, global_state: Mapping[str, Tensor], updates: Iterable[ClientUpdate]) -> dict[str, Tensor]:
-        """The next global `state_dict`. Nothing that is given is changed.
+        """The next global `state_dict`. The arguments are not changed.
 
         Args:
             global_state: the `state_dict` that the clients started from.
             updates: one ClientUpdate for each client, in any order. A broken one is set aside with a reason.
 
         Raises:
-            AggregationError: if too few updates are usable or the result is not finite. The server is then as before.
+            AggregationError: if too few updates are usable or the result is not finite. The server is left unchanged.
         """
         if not isinstance(updates, Iterable):
             raise SettingError(f"`updates` must be an iterable of ClientUpdate, got {type(updates).__name__}")
@@ -238,13 +238,13 @@ class Server:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another server of the same method and model stopped.
+        """Continue from the saved state of a server with the same method and model.
 
         Args:
             state: what `state_dict` returned.
 
         Raises:
-            StateError: if it does not fit this server, with what differs. The server is then as before.
+            StateError: if it does not fit this server, with what differs. The server is left unchanged.
         """
         expected = {"method", "round", "memory", "members"}
         if not isinstance(state, Mapping) or set(state) != expected:
@@ -362,7 +362,7 @@ def server(name: str, model: nn.Module, **options: Any) -> Server:
 def _method(method: str | Method, variant: str, settings: Mapping[str, Any]) -> Method:
     if isinstance(method, Method):
         if variant != "paper":
-            raise SettingError("`variant` goes with the name of a method; a Method has its settings already")
+            raise SettingError("`variant` works only with a method's name; a Method already has its settings")
         return method.with_settings(settings)
     if not isinstance(method, str):
         raise SettingError(f"`method` must be a name or a fedbe Method, got {type(method).__name__}")
@@ -379,7 +379,7 @@ def _try_model(runner: ModelRunner, inputs: Inputs) -> None:
     except FedBEError:
         raise
     except Exception as error:
-        raise SettingError(f"`unlabeled` must hold inputs that `model` takes, but it says: {error}") from error
+        raise SettingError(f"`model` cannot run on `unlabeled`: {error}") from error
 
 
 def _check_range(state: Mapping[str, Tensor]) -> None:

@@ -45,7 +45,7 @@ class Method:
     one_round: bool = False
 
     def needs_unlabeled(self, module: nn.Module) -> bool:
-        """Whether the server of such a model must own unlabeled inputs."""
+        """Whether the server needs unlabeled inputs for this model."""
         return any(stage.needs_unlabeled(module) for stage in self.stages)
 
     @property
@@ -107,7 +107,7 @@ class Method:
 
 
 def _settings_of(part: Any) -> Iterator[tuple[Field[Any], Any]]:
-    """The fields of a part with their values. A field that holds settings of its own stands for these."""
+    """The fields of a part with their values. A nested settings object is replaced by its own fields."""
     for f in fields(part):
         value = getattr(part, f.name)
         if is_dataclass(value):

@@ -60,7 +60,7 @@ def show(
         int | None, typer.Option(help="Images for the server; default: a fifth of the training data.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
-    major_classes: Annotated[int | None, typer.Option(help="step: large classes of each client [2].")] = None,
+    major_classes: Annotated[int | None, typer.Option(help="step: number of major classes of each client [2].")] = None,
     minor_images: Annotated[int | None, typer.Option(help="step: images of each other class [10].")] = None,
     major_share: Annotated[float | None, typer.Option(help="step: part of a class for its major clients.")] = None,
     alpha: Annotated[float | None, typer.Option(help="dirichlet: smaller is more uneven [0.1].")] = None,

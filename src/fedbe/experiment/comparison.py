@@ -169,8 +169,8 @@ def verdict(rows: Sequence[Row]) -> tuple[str, str]:
         return f"No method beats {reference} here", f"over n = {n} seeds"
     gain = f"{title} is {best.difference:.1f} points above {reference}"
     if best.chance is None:
-        return gain, f"too few seeds to say how sure that is: n = {n}"
-    sure = "that is hardly chance" if best.chance < 0.05 else "that may be chance: try more seeds"
+        return gain, f"too few seeds for a p-value: n = {n}"
+    sure = "unlikely to be chance" if best.chance < 0.05 else "this may be chance; try more seeds"
     relation = readable(best.chance) if best.chance < 0.001 else f"= {readable(best.chance)}"
     return gain, f"paired over n = {n} seeds, p {relation}: {sure}"
 

@@ -98,7 +98,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def discard_on_error(folder: Path) -> Iterator[None]:
-    """Remove a new run or comparison that fails before it has any result: to resume it could only fail again."""
+    """Remove a new run or comparison that fails before it has any result: resuming it would only fail again."""
     try:
         yield
     except FedBEError:
@@ -160,7 +160,7 @@ def read_rounds(folder: Path) -> list[Record]:
 
 
 def append_round(folder: Path, record: Mapping[str, Any]) -> None:
-    """Append the line of a finished round. Write its checkpoint afterwards: a checkpoint vouches for its line."""
+    """Append the line of a finished round. Write its checkpoint afterwards: a checkpoint must never exist without its line."""
     append_line(folder / ROUNDS_FILE, record)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from fedbe.errors import SettingError, nearest
 
-# (tenths of the rounds, factor): the factor of the last row whose tenths have been played.
+# (tenths of the rounds, factor): the factor of the last row that has been reached.
 FACTORS: Mapping[str, tuple[tuple[int, float], ...]] = {
     "paper": ((0, 1.0), (3, 0.1), (6, 0.01)),
     "released": ((0, 1.0), (3, 0.2), (6, 0.1), (9, 0.01)),

@@ -24,7 +24,7 @@ class LocalRun:
         parameters: the trainable parameters, by name.
         start: the parameters [P] of the global model.
         lr, momentum, lr_decay: of this round's SGD.
-        broadcast: vectors [P] that came with the global model, by name (SCAFFOLD's "control").
+        broadcast: vectors [P] sent with the global model, by name (SCAFFOLD's "control").
         memory: vectors [P] that this client keeps between its rounds, by name.
     """
 

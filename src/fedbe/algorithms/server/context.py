@@ -87,7 +87,7 @@ class Context:
     def unlabeled(self) -> Inputs:
         """The server's inputs, or a SettingError if there are none."""
         if self.inputs is None:
-            raise SettingError("this method runs models on inputs that the server owns: give `unlabeled`")
+            raise SettingError("this method needs unlabeled inputs at the server: give `unlabeled`")
         return self.inputs
 
     def server_predictor(self) -> Predictor:

@@ -1,4 +1,4 @@
-"""The guard: decides for each update whether it may enter, with a reason if not. The round goes on with the others.
+"""The guard decides which updates are used, with a reason for each that is not. The round continues with the others.
 
 It protects against broken clients, and against single values that would spoil an average. It does not defend against
 clients that send wrong models within its bounds: there is no Byzantine-robust aggregation here.

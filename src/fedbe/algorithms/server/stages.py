@@ -42,7 +42,7 @@ class Stage(ABC):
         return False
 
     def needs_unlabeled(self, module: nn.Module) -> bool:  # noqa: ARG002
-        """Whether the server of such a model must own inputs."""
+        """Whether the server needs unlabeled inputs for this model."""
         return False
 
     @abstractmethod

@@ -193,7 +193,7 @@ class ProcessPool:
         queue = _JobQueue(jobs, ahead)
         while True:
             while queue.draw():
-                if ahead is not None:  # to draw the next job may take long: let this one start
+                if ahead is not None:  # drawing the next job may take long, so start this one first
                     self._start_jobs(queue)
             outcome = queue.take_outcome()
             if outcome is not None:
