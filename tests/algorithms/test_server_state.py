@@ -7,7 +7,7 @@ from torch import nn
 import fedbe
 from fedbe import ClientUpdate, server
 from fedbe.algorithms.methods import METHODS
-from fedbe.errors import StateError
+from fedbe.errors import SettingError, StateError
 
 QUICK = {"num_samples": 2, "distill_epochs": 1, "distill_batch_size": 8}
 INPUTS = torch.randn(16, 4, generator=torch.Generator().manual_seed(3))
@@ -57,9 +57,13 @@ def test_kept_members_are_part_of_it():
         ({"memory": {"momentum": torch.ones(3)}}, r"shape \[15\]"),
         ({"memory": {"momentum": torch.full((15,), torch.nan)}}, "NaN"),
         ({"memory": {"momentum": "x"}}, "must be a tensor"),
-        ({"members": [1]}, "`members` must be a mapping"),
-        ({"members": {"client 0": {"weight": torch.ones(3, 4)}}}, "lacks 'bias'"),
-        ({"members": {"a": {"weight": torch.ones(3, 4), "bias": torch.full((3,), torch.inf)}}}, "NaN or infinite"),
+        ({"memory": {"control": torch.ones(15)}}, "nothing called 'control'"),
+        ({"members": [1]}, "`members` must be a list"),
+        ({"members": [{"name": "a", "state": {"weight": torch.ones(3, 4)}}]}, "lacks 'bias'"),
+        (
+            {"members": [{"name": "a", "state": {"weight": torch.ones(3, 4), "bias": torch.full((3,), torch.inf)}}]},
+            "NaN",
+        ),
         ({"more": 1}, "must have the keys"),
     ],
 )
@@ -103,3 +107,23 @@ def test_what_it_prints():
     assert "6 (sample 1, sample 2, average, client 0, client 1, client 2)" in text
     assert "distill" in text
     assert repr(_make("fedbe+fedavgm")[0]).startswith("Server('fedbe+fedavgm', ")
+
+
+def test_two_clients_whose_ids_look_alike_stay_two_members():
+    ensemble, start = _make("1-ensemble")
+    ensemble.aggregate(start, [ClientUpdate(start, 1, 1), ClientUpdate({k: v + 1 for k, v in start.items()}, 1, "1")])
+    again, _ = _make("1-ensemble")
+    again.load_state_dict(ensemble.state_dict())
+    assert len(again.members) == 2
+
+
+@pytest.mark.parametrize("make", [lambda m: fedbe.FedAvg(m, method="fedbe"), lambda m: server(["fedavg"], m)])
+def test_wrong_methods_get_one_sentence(make):
+    with pytest.raises(SettingError, match="method"):
+        make(nn.Linear(1, 2))
+
+
+def test_ids_cannot_control_a_terminal():
+    plain, start = _make("fedavg")
+    plain.aggregate(start, [ClientUpdate(start, 1, "\x1b[2Jx")])
+    assert "\x1b" not in str(plain.info)

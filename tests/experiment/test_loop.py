@@ -100,6 +100,19 @@ def test_a_measured_ensemble_is_not_part_of_the_step(play: Play, small: Recipe) 
     assert "fit" not in record["seconds"]
 
 
+def test_the_phases_of_a_round_are_counted_once(play: Play, small: Recipe) -> None:
+    recipe = override_recipe(
+        small, ["evaluation.ensemble=SAC", "settings.distill_until=0.5", "settings.num_samples=40"]
+    )
+    first, last = run_folder.read_rounds(play("shared", "fedbe", recipe=recipe))
+    for record in (first, last):
+        phases = {name: value for name, value in record["seconds"].items() if name != "round"}
+        assert sum(phases.values()) <= record["seconds"]["round"]
+    assert first["seconds"]["fit"] > 0
+    assert "distill" not in last["seconds"]
+    assert not {"fit", "ensemble"} & set(last["seconds"])  # measured, but no part of a step that does not distil
+
+
 def test_clients_of_zero_epochs_have_no_loss(play: Play, small: Recipe) -> None:
     one_of_both = override_recipe(small, ["training.epochs=[0, 1]"])
     records = run_folder.read_rounds(play("some", "fedavg", recipe=one_of_both))

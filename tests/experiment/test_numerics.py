@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fedbe.algorithms.methods import METHODS
+from fedbe.core.random import generator
 from fedbe.core.state import ModelState
 from fedbe.experiment import checkpoint, loop, run_folder
 from fedbe.experiment.callbacks import Callback
@@ -20,6 +21,7 @@ from fedbe.experiment.executors.base import Executor
 from fedbe.experiment.executors.serial import Serial
 from fedbe.experiment.provenance import NUMERICS_VERSION
 from fedbe.experiment.recipe_files import load_recipe
+from fedbe.models import MODELS, build
 
 GOLDENS = Path(__file__).with_name("goldens.json")
 ADVICE = (
@@ -105,7 +107,25 @@ def test_the_numbers_are_those_of_the_numerics_version(case: str, pool: Executor
             assert close, f"{name} of {case} was {old:.7g} and is {new:.7g}: {ADVICE}"
 
 
+def network_numbers(name: str) -> list[float]:
+    """The norm and a projection of a network's initial weights and of its logits for fixed images."""
+    shape = (64,) if name == "mlp" else (3, 32, 32)
+    module = build(name, 10, shape, generator(0)).eval()
+    images = torch.linspace(-1, 1, 4 * math.prod(shape)).reshape(4, *shape)
+    with torch.no_grad():
+        logits = module(images).double().flatten()
+    weights = torch.cat([p.detach().double().flatten() for p in module.parameters()])
+    return [float(f"{v:.7g}") for v in (float(weights.norm()), _projection(weights), float(logits.norm()))]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_networks_are_those_of_the_numerics_version(name: str) -> None:
+    golden = json.loads(GOLDENS.read_text())[str(NUMERICS_VERSION)][f"network {name}"]
+    assert network_numbers(name) == pytest.approx(golden, rel=1e-4), f"{name}: {ADVICE}"
+
+
 if __name__ == "__main__":
     with Serial() as executor:
         lines = [f"  {json.dumps(case)}: {json.dumps(numbers(case, executor))}" for case in CASES]
+    lines += [f"  {json.dumps(f'network {name}')}: {json.dumps(network_numbers(name))}" for name in MODELS]
     GOLDENS.write_text(f'{{"{NUMERICS_VERSION}": {{\n' + ",\n".join(lines) + "\n}}\n")

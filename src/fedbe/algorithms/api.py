@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from fedbe.algorithms.methods import Method, get_method
 from fedbe.algorithms.server.context import Context, StepInfo
-from fedbe.algorithms.server.guard import Limits, SetAside, check_count
+from fedbe.algorithms.server.guard import Limits, SetAside, check_count, printable
 from fedbe.algorithms.server.step import server_step
 from fedbe.algorithms.vote import Member, local_predictor, predict, vote
 from fedbe.core.compute import Plan
@@ -54,7 +54,7 @@ class RoundInfo:
             if metrics is not None:
                 rows.append((name, f"accuracy {metrics.accuracy:.3f}, nll {metrics.nll:.3f}"))
         rows.append(("seconds", ", ".join(f"{k} {v:.2f}" for k, v in self.step.seconds.items())))
-        return "\n".join(f"{name:<13} {value}" for name, value in rows)
+        return "\n".join(f"{name:<13} {printable(value)}" for name, value in rows)  # ids are the clients' words
 
 
 def _some(names: list[str], shown: int = 8) -> str:
@@ -105,6 +105,7 @@ class Server:
     def __init__(
         self,
         method: str | Method,
+        /,
         model: nn.Module,
         *,
         unlabeled: "Inputs | Tensor | Dataset[Any] | None" = None,
@@ -223,18 +224,18 @@ class Server:
 
         Returns:
             method: the method's name. round: rounds done. memory: vectors by name (momentum, SCAFFOLD's c).
-            members: kept models by name, each a `state_dict` (1-Ensemble).
+            members: the kept models, each with its name and its `state_dict` (1-Ensemble).
 
         Example:
             >>> server = FedAvg(nn.Linear(1, 2))
             >>> server.state_dict()
-            {'method': 'fedavg', 'round': 0, 'memory': {}, 'members': {}}
+            {'method': 'fedavg', 'round': 0, 'memory': {}, 'members': []}
         """
         return {
             "method": self.method.name,
             "round": self.round,
             "memory": {name: vector.clone() for name, vector in self.memory.items()},
-            "members": {m.name: self.runner.layout.unpack(m.state) for m in self.members},
+            "members": [{"name": m.name, "state": self.runner.layout.unpack(m.state)} for m in self.members],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -261,17 +262,23 @@ class Server:
     def _checked_memory(self, memory: object) -> dict[str, Tensor]:
         if not isinstance(memory, Mapping):
             raise StateError(f"`memory` must be a mapping of names to tensors, got {type(memory).__name__}")
+        known = [name for stage in self.method.stages for name in stage.memory_names]
         checked = {}
         for name, vector in memory.items():
+            if name not in known:
+                raise StateError(f"{self.method.title} keeps nothing called '{name}' between rounds")
             checked[name] = self.runner.layout.pack_params(vector, f"`memory` '{name}'").clone()
             if not bool(torch.isfinite(checked[name]).all()):
                 raise StateError(f"`memory` '{name}' has NaN or infinite values")
         return checked
 
     def _checked_members(self, members: object) -> tuple[Member, ...]:
-        if not isinstance(members, Mapping):
-            raise StateError(f"`members` must be a mapping of names to state_dicts, got {type(members).__name__}")
-        packed = [Member(str(name), self.runner.layout.pack(s, f"member '{name}'")) for name, s in members.items()]
+        if not isinstance(members, list) or not all(
+            isinstance(m, Mapping) and set(m) == {"name", "state"} for m in members
+        ):
+            raise StateError("`members` must be a list of models, each with `name` and `state`")
+        pack = self.runner.layout.pack
+        packed = [Member(str(m["name"]), pack(m["state"], f"member '{m['name']}'")) for m in members]
         if broken := [m.name for m in packed if not m.state.finite()]:
             raise StateError(f"member '{broken[0]}' has NaN or infinite values")
         return tuple(packed)
@@ -356,7 +363,8 @@ def server(name: str, model: nn.Module, **options: Any) -> Server:
         >>> isinstance(server("fedavg", nn.Linear(1, 2)), FedAvg)
         True
     """
-    return SERVER_CLASSES[name](model, **options) if name in SERVER_CLASSES else Server(name, model, **options)
+    cls = SERVER_CLASSES.get(name) if isinstance(name, str) else None
+    return Server(name, model, **options) if cls is None else cls(model, **options)
 
 
 def _method(method: str | Method, variant: str, settings: Mapping[str, Any]) -> Method:

@@ -61,7 +61,8 @@ class Method:
     @property
     def result(self) -> str:
         """What a round ends with: "average", "model", "student" or "kept members' vote"."""
-        return [stage.result for stage in self.stages if stage.result is not None][-1]
+        results = [stage.result for stage in self.stages if stage.result is not None]
+        return results[-1] if results else "model"
 
     @property
     def vote_rule(self) -> VoteRule:

@@ -5,7 +5,7 @@
 Members predict one after the other, so memory does not grow with their number (unless a rule needs all of them).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +44,7 @@ def mean_vote(predictions: Iterable[Tensor]) -> Tensor:
 
 
 # Every rule by its name: `--set settings.vote=NAME`. A new rule is a function and a row here.
-VOTE_RULES: Mapping[str, VoteRule] = {"mean": mean_vote}
+VOTE_RULES: dict[str, VoteRule] = {"mean": mean_vote}
 
 
 def get_vote_rule(name: str) -> VoteRule:

@@ -55,6 +55,8 @@ def rerun_last_round(run: Run, executor: Executor | None = None) -> Rerun:
     only_mean = replace(sim, method=replace(sim.method, stages=(Mean(),)))
     with one_thread():
         cohort = CohortTraining(sim, state, None, lambda *_: None, lambda: False).run()
+        if cohort.failed:
+            raise RunError(f"client {cohort.failed[0].client_id} of its last round failed: {cohort.failed[0].reason}")
         result = run_server_step(only_mean, state, cohort, lambda *_: None, lambda *step: seen.append(step))
     if not math.isclose(train_loss(sim, cohort, result) or 0, run.records[-1]["train_loss"] or 0, rel_tol=1e-6):
         raise RunError("its last round, trained again, has another loss; the code or the machine has changed since")

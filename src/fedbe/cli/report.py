@@ -29,9 +29,7 @@ def report(
     below: Annotated[Path, typer.Option("--runs", help="The folder that --all searches.")] = Path("runs"),
     to: Annotated[
         Path | None,
-        typer.Option(
-            help="The HTML file; default: report.html in the run's folder, or in this directory for several runs."
-        ),
+        typer.Option(help="The HTML file; default: report.html in the run's folder."),
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write every picture into this folder.")] = None,
     kind: Annotated[Format, typer.Option("--format", help="The format of the pictures.")] = Format.PNG,

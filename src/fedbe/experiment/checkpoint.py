@@ -81,23 +81,12 @@ def read(path: Path, identity: Identity | None = None) -> RunState | None:
 
 
 def _check(saved: Identity, current: Identity, path: Path) -> None:
-    if "code" in saved and "numerics" not in saved:
-        saved = _from_before_numerics(saved, current)
     for name, value in current.items():
         if saved.get(name) != value:
             raise RunError(
                 f"{path.parent} cannot be resumed: its {name} was {saved.get(name, 'unknown')} and is now {value}; "
                 "the result would mix two different runs. Start a new run instead"
             )
-
-
-def _from_before_numerics(saved: Identity, current: Identity) -> Identity:
-    """The identity of a checkpoint from when it had a digest of the source code: these are of numerics version 1.
-
-    Their digest of the recipe was made with the old names of settings and cannot be compared. The recipe.toml next to
-    the checkpoint is what was run.
-    """
-    return {**saved, "numerics": "1", "recipe": current["recipe"]}
 
 
 def _state_of(header: Mapping, tensors: Mapping[str, Tensor]) -> RunState:  # type: ignore[type-arg]

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from fedbe.algorithms.ensemble import EnsembleSettings
 from fedbe.algorithms.server.context import Draft, Round, StepInfo
 from fedbe.algorithms.vote import Member, get_vote_rule, vote
 from fedbe.core.metrics import Metrics, compute_metrics
@@ -38,7 +39,7 @@ class DraftEvaluation:
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
         self.record: Record = {}
-        self.seconds = 0.0
+        self.seconds = 0.0  # without what the method's own step uses again
 
     def __call__(self, draft: Draft, round: Round) -> None:
         begin = time.perf_counter()
@@ -49,21 +50,27 @@ class DraftEvaluation:
             self.record["test_ensemble"] = self._measure_ensemble(draft, round, evaluation.ensemble)
         if evaluation.clients:
             self.record["test_clients"] = self._measure_clients(round)
-        self.seconds = time.perf_counter() - begin
+        self.seconds += time.perf_counter() - begin
 
     def _measure_ensemble(self, draft: Draft, round: Round, members: str) -> Record:
         settings = self._sim.ensemble(members=members)
-        # This vote is not part of the method's step, so its time must not count there; samples that both use do count.
-        measured = replace(round, info=StepInfo())
-        method_samples = "S" in self._sim.method.settings().get("members", "")
-        shared = method_samples and self._sim.ensemble().samples_like(settings)
-        (round if shared else measured).keep_samples(settings)
-        voters = measured.members(settings, draft.state)
+        if self._method_samples_too(round, settings):
+            begin = time.perf_counter()
+            round.keep_samples(settings)  # counts as the method's time
+            self.seconds -= time.perf_counter() - begin
+        else:
+            round = replace(round, info=StepInfo())  # this vote is not part of the method's step
+        voters = round.members(settings, draft.state)
         result = vote(
             voters, self._sim.predictor("test"), self._sim.federation.test_labels, rule=get_vote_rule(settings.vote)
         )
         assert result.metrics is not None
         return result.metrics.as_dict() | {"disagreement": result.disagreement}
+
+    def _method_samples_too(self, round: Round, settings: EnsembleSettings) -> bool:
+        """Whether the method draws the same samples in this round."""
+        ensembles = [stage.voting_ensemble(round.context) for stage in self._sim.method.stages]
+        return any(e is not None and e.has_samples and e.samples_like(settings) for e in ensembles)
 
     def _measure_clients(self, round: Round) -> Record:
         clients = [Member(f"client {u.client_id}", u.state) for u in round.updates]

@@ -62,7 +62,7 @@ class Federation:
         test: The test data.
         test_labels: Its labels.
         server: The server's unlabeled data; None if it has none.
-        server_labels: Its labels if they are known. They are used for reports and by the oracle targets (`targets = "labels"`) only.
+        server_labels: Its labels if they are known. They are used for reports and by the oracle targets only.
         digest: A digest of all data.
     """
 

@@ -160,7 +160,7 @@ def read_rounds(folder: Path) -> list[Record]:
 
 
 def append_round(folder: Path, record: Mapping[str, Any]) -> None:
-    """Append the line of a finished round. Write its checkpoint afterwards: a checkpoint must never exist without its line."""
+    """Append the line of a finished round. Write its checkpoint afterwards: it must never exist without the line."""
     append_line(folder / ROUNDS_FILE, record)
 
 

@@ -148,7 +148,7 @@ class Deployment:
                 raise RunError(f"{self.certs / name} is missing: {remedy}")
 
     def _stop(self, names: Sequence[str]) -> list[str]:
-        """Stop nodes before the SuperLink: it accepts a node again immediately only if the node disconnected cleanly."""
+        """Stop nodes before the SuperLink: it accepts a node again at once only if the node disconnected cleanly."""
         nodes = [name for name in names if name != SUPERLINK]
         superlink = [name for name in names if name == SUPERLINK]
         return processes.stop(self.state, nodes) + processes.stop(self.state, superlink)

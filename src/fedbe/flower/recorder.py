@@ -69,8 +69,8 @@ class RunRecorder:
             kind: {number: metrics for number, metrics in by_round.items() if int(number) <= last_round}
             for kind, by_round in self._read_report().items()
         }
+        run_folder.drop_rounds_after(self.folder, last_round)  # first: it refuses a folder that is not consistent
         write_json(self.folder / REPORT_FILE, report)
-        run_folder.drop_rounds_after(self.folder, last_round)
         return state
 
     def save_round(self, state: RunState, line: dict[str, Any], metrics: MetricRecord | None) -> None:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fedbe import ClientUpdate, Server
+from fedbe.algorithms.ensemble import EnsembleSettings
 from fedbe.algorithms.methods import get_method
 from fedbe.algorithms.server.context import Context, Round, StepInfo
 from fedbe.algorithms.server.transforms import ClipNorm
@@ -83,3 +84,17 @@ def test_transforms_that_leave_nobody():
 def test_without_transforms_nothing_is_timed():
     server, _, _ = _aggregate("fedavg", ())
     assert "transform" not in server.info.step.seconds
+
+
+@dataclass(frozen=True)
+class Zero:
+    """Sets all weights to zero, and fits a posterior to the old ones."""
+
+    def __call__(self, round):
+        round.fit_posterior(EnsembleSettings(members="S", num_samples=2))
+        return [replace(u, state=replace(u.state, params=torch.zeros_like(u.state.params))) for u in round.updates]
+
+
+def test_a_posterior_of_other_updates_is_not_used():
+    server, _, _ = _aggregate("fedbe", (Zero(),), members="S", **QUICK)
+    assert [m.confidence for m in server.info.step.members] == pytest.approx([1 / 3, 1 / 3])

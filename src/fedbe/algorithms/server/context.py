@@ -130,8 +130,9 @@ class Round:
     previous: ModelState
     context: Context
     info: StepInfo
-    _posteriors: list[tuple[EnsembleSettings, Posterior]] = field(default_factory=list)
-    _samples: list[tuple[EnsembleSettings, tuple[ModelState, ...]]] = field(default_factory=list)
+    # Not part of `replace`: what was fitted to other updates must not be used.
+    _posteriors: list[tuple[EnsembleSettings, Posterior]] = field(default_factory=list, init=False)
+    _samples: list[tuple[EnsembleSettings, tuple[ModelState, ...]]] = field(default_factory=list, init=False)
 
     def fit_posterior(self, settings: EnsembleSettings) -> Posterior | None:
         """p(w | D), fitted once to this round's updates; None if no samples vote."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedbe.algorithms.distillation import DistillSettings, distill, sharpen
 from fedbe.algorithms.ensemble import EnsembleSettings, list_members
-from fedbe.algorithms.server.context import Draft, Round
+from fedbe.algorithms.server.context import Context, Draft, Round
 from fedbe.algorithms.vote import Member, Vote, get_vote_rule, predict, vote
 from fedbe.core.metrics import compute_metrics
 from fedbe.core.moments import weighted_mean
@@ -29,9 +29,11 @@ class Stage(ABC):
         result: what the model is after this stage ("average", "student", …); None if the model stays as it was.
         replaces_model: whether the average becomes something else. The hook of `server_step` runs before such a stage.
         needs_rounds: whether the stage must know how many rounds there will be.
+        memory_names: what the stage keeps between rounds, by name: vectors [P].
     """
 
     replaces_model: ClassVar[bool] = False
+    memory_names: ClassVar[tuple[str, ...]] = ()
 
     @property
     def result(self) -> str | None:
@@ -44,6 +46,10 @@ class Stage(ABC):
     def needs_unlabeled(self, module: nn.Module) -> bool:  # noqa: ARG002
         """Whether the server needs unlabeled inputs for this model."""
         return False
+
+    def voting_ensemble(self, context: Context) -> EnsembleSettings | None:  # noqa: ARG002
+        """The ensemble that this stage makes in this round, if it makes one."""
+        return None
 
     @abstractmethod
     def __call__(self, draft: Draft, round: Round) -> Draft:
@@ -71,6 +77,8 @@ class Momentum(Stage):
         beta: β, the momentum.
         momentum_form: heavy-ball, m ← β m + Δ (Hsu et al.); or damped, m ← β m + (1 − β) Δ (the released program).
     """
+
+    memory_names: ClassVar[tuple[str, ...]] = ("momentum",)
 
     beta: float = 0.9
     momentum_form: str = "heavy-ball"
@@ -100,6 +108,8 @@ class Momentum(Stage):
 class ControlUpdate(Stage):
     """SCAFFOLD's server side: c ← c + (1/N) Σ_{i in cohort} (c_i⁺ − c_i), where N is the number of all clients."""
 
+    memory_names: ClassVar[tuple[str, ...]] = ("control",)
+
     def __call__(self, draft: Draft, round: Round) -> Draft:
         total = round.context.total_clients or len(round.updates)
         if total < len(round.updates):
@@ -125,6 +135,9 @@ class KeepMembers(Stage):
 
     def needs_unlabeled(self, module: nn.Module) -> bool:
         return self.ensemble.needs_unlabeled(module)
+
+    def voting_ensemble(self, context: Context) -> EnsembleSettings:  # noqa: ARG002
+        return self.ensemble
 
     def __call__(self, draft: Draft, round: Round) -> Draft:
         return replace(draft, members=tuple(round.members(self.ensemble, draft.state)))
@@ -155,6 +168,10 @@ class Distill(Stage):
 
     def needs_unlabeled(self, module: nn.Module) -> bool:  # noqa: ARG002
         return True
+
+    def voting_ensemble(self, context: Context) -> EnsembleSettings | None:
+        votes = self.distillation.targets == "ensemble"
+        return self.ensemble if votes and self.distillation.is_active(context.round, context.rounds) else None
 
     def __call__(self, draft: Draft, round: Round) -> Draft:
         context = round.context
