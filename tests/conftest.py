@@ -20,6 +20,7 @@ from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import load_recipe
 
 State = dict[str, Tensor]
+EXTRAS = ("control", "gradient")  # of SCAFFOLD and of FedDyn
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -138,13 +139,13 @@ def nearby() -> Callable[..., list[State]]:
 
 @pytest.fixture
 def replies(nearby: Callable[..., list[State]]) -> Callable[..., list[ClientUpdate]]:
-    """replies(module): three clients with 10, 20 and 40 examples and SCAFFOLD's control variates."""
+    """replies(module): three clients with 10, 20 and 40 examples and what SCAFFOLD's and FedDyn's clients send."""
 
     def make(module: nn.Module, ids: Sequence[int | str | None] = (0, 1, 2)) -> list[ClientUpdate]:
         size = sum(p.numel() for p in module.parameters())
         draw = torch.Generator().manual_seed(17)
         return [
-            ClientUpdate(s, 10 * 2**i, client_id=c, extras={"control": torch.randn(size, generator=draw)})
+            ClientUpdate(s, 10 * 2**i, client_id=c, extras=dict.fromkeys(EXTRAS, torch.randn(size, generator=draw)))
             for i, (s, c) in enumerate(zip(nearby(module, len(ids)), ids, strict=True))
         ]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         VDistillation,
         server,
     )
-    from fedbe.algorithms.client.rules import ControlVariate, Prox
+    from fedbe.algorithms.client.rules import ControlVariate, Dynamic, Prox
     from fedbe.algorithms.client.training import LocalSettings, train
     from fedbe.algorithms.methods import Method, get_method
     from fedbe.algorithms.server.transforms import ClipNorm
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from fedbe.posterior.gaussian import Gaussian
 
 _NAMES = {
-    "fedbe.algorithms.client.rules": ("ControlVariate", "Prox"),
+    "fedbe.algorithms.client.rules": ("ControlVariate", "Dynamic", "Prox"),
     "fedbe.algorithms.client.training": ("LocalSettings", "train"),
     "fedbe.algorithms.api": (
         "FedAvg", "FedAvgM", "FedBE", "FedProx", "OneEnsemble", "Scaffold", "Server", "VDistillation", "server",
@@ -81,6 +81,7 @@ __all__ = [
     "ControlVariate",
     "DataError",
     "Dirichlet",
+    "Dynamic",
     "ExtraError",
     "FedAvg",
     "FedAvgM",

@@ -2,8 +2,9 @@ import pytest
 from torch import nn
 
 from fedbe.algorithms import methods
-from fedbe.algorithms.client.rules import ControlVariate, Prox
+from fedbe.algorithms.client.rules import ControlVariate, Dynamic, Prox
 from fedbe.algorithms.methods import get_method
+from fedbe.algorithms.server.corrections import Adaptive, DynamicUpdate, Recalibrate
 from fedbe.algorithms.server.stages import ControlUpdate, Distill, KeepMembers, Mean, Momentum
 from fedbe.errors import SettingError
 
@@ -20,7 +21,12 @@ ROWS = {
     "fedbe+fedprox": ((Prox,), (Mean, Distill), ("SAC", "swa")),
     "fedbe+fedavgm": ((), (Mean, Momentum, Distill), ("SAC", "swa")),
     "fedbe+scaffold": ((ControlVariate,), (Mean, ControlUpdate, Distill), ("SAC", "swa")),
+    "fedavg-bn": ((), (Mean, Recalibrate), None),
+    "fedadam": ((), (Mean, Adaptive), None),
+    "fedyogi": ((), (Mean, Adaptive), None),
+    "feddyn": ((Dynamic,), (Mean, DynamicUpdate), None),
 }
+EXTRAS = {ControlVariate: "control", Dynamic: "gradient"}
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -30,7 +36,7 @@ def test_rows(name):
     assert tuple(type(r) for r in method.rules) == rules
     assert tuple(type(s) for s in method.stages) == stages
     assert method.needs_unlabeled(nn.Linear(1, 1)) == (distillation is not None)
-    assert method.extras == (("control",) if ControlVariate in rules else ())
+    assert method.extras == tuple(EXTRAS[rule] for rule in rules if rule in EXTRAS)
     assert method.one_round == (name == "1-ensemble")
     if distillation:
         members, optimizer = distillation
@@ -110,6 +116,13 @@ def test_single_settings_win_over_the_variant():
         (("fedbe",), {"distill_epochs": 0}, "`distill_epochs` must be >= 1"),
         (("fedavgm",), {"beta": 1.0}, r"`beta` must be in \[0, 1\)"),
         (("fedavgm",), {"momentum_form": "damp"}, "did you mean 'damped'"),
+        (("fedavg",), {"mean_weights": "uniforn"}, "did you mean 'uniform'"),
+        (("fedadam",), {"adaptive_form": "yoga"}, "did you mean 'yogi'"),
+        (("fedadam",), {"eta": 0.0}, "`eta` must be > 0, got 0.0"),
+        (("fedadam",), {"tau": -1.0}, "`tau` must be > 0, got -1.0"),
+        (("fedadam",), {"beta1": 1.0}, r"`beta1` must be in \[0, 1\), got 1.0"),
+        (("fedyogi",), {"beta2": 1.0}, r"`beta2` must be in \[0, 1\), got 1.0"),
+        (("feddyn",), {"dyn_alpha": 0.0}, "`dyn_alpha` must be > 0, got 0.0"),
     ],
 )
 def test_settings_that_cannot_work(arguments, settings, message):

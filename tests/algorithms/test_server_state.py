@@ -21,7 +21,7 @@ def _make(name):
 
 
 def _updates(state, number):
-    extras = {"control": {k: v * 0 + 0.1 * number for k, v in state.items()}}
+    extras = {key: {k: v * 0 + 0.1 * number for k, v in state.items()} for key in ("control", "gradient")}
     return [ClientUpdate({k: v + 0.1 * (i + number) for k, v in state.items()}, 4, i, extras) for i in range(3)]
 
 

@@ -262,12 +262,13 @@ class Server:
     def _checked_memory(self, memory: object) -> dict[str, Tensor]:
         if not isinstance(memory, Mapping):
             raise StateError(f"`memory` must be a mapping of names to tensors, got {type(memory).__name__}")
-        known = [name for stage in self.method.stages for name in stage.memory_names]
+        layout = self.runner.layout
+        sizes = {name: size for stage in self.method.stages for name, size in stage.memory_sizes(layout).items()}
         checked = {}
         for name, vector in memory.items():
-            if name not in known:
+            if name not in sizes:
                 raise StateError(f"{self.method.title} keeps nothing called '{name}' between rounds")
-            checked[name] = self.runner.layout.pack_params(vector, f"`memory` '{name}'").clone()
+            checked[name] = layout.check_vector(vector, sizes[name], f"`memory` '{name}'").clone()
             if not bool(torch.isfinite(checked[name]).all()):
                 raise StateError(f"`memory` '{name}' has NaN or infinite values")
         return checked

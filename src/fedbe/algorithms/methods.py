@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from fedbe.algorithms.client.rules import ControlVariate, LocalRule, Prox
+from fedbe.algorithms.client.rules import ControlVariate, Dynamic, LocalRule, Prox
 from fedbe.algorithms.distillation import DistillSettings
 from fedbe.algorithms.ensemble import EnsembleSettings
+from fedbe.algorithms.server.corrections import Adaptive, DynamicUpdate, Recalibrate
 from fedbe.algorithms.server.stages import ControlUpdate, Distill, KeepMembers, Mean, Momentum, Stage
 from fedbe.algorithms.server.transforms import Transform
 from fedbe.algorithms.vote import VoteRule, get_vote_rule
@@ -74,7 +75,7 @@ class Method:
 
         Example:
             >>> get_method("fedavgm").settings()
-            {'beta': 0.9, 'momentum_form': 'heavy-ball'}
+            {'mean_weights': 'examples', 'beta': 0.9, 'momentum_form': 'heavy-ball'}
         """
         return {f.name: value for part in self._parts() for f, value in _settings_of(part)}
 
@@ -204,6 +205,28 @@ METHODS: dict[str, Method] = {
             "FedBE with SCAFFOLD's clients",
             stages=(Mean(), ControlUpdate(), Distill()),
             **_SCAFFOLD,
+        ),
+        # Not in the paper.
+        Method(
+            "fedavg-bn",
+            "FedAvg (measured BatchNorm)",
+            "FedAvg whose BatchNorm statistics are recomputed on the server's unlabeled inputs",
+            stages=(Mean(), Recalibrate()),
+        ),
+        Method("fedadam", "FedAdam", "FedAvg with Adam at the server", stages=(Mean(), Adaptive())),
+        Method(
+            "fedyogi",
+            "FedYogi",
+            "FedAvg with Yogi at the server",
+            stages=(Mean(), Adaptive(adaptive_form="yogi")),
+        ),
+        Method(
+            "feddyn",
+            "FedDyn",
+            "clients with a dynamic regularizer; the server removes their drift from the mean",
+            rules=(Dynamic(),),
+            stages=(Mean(mean_weights="uniform"), DynamicUpdate()),
+            extras=("gradient",),
         ),
     )
 }

@@ -164,7 +164,7 @@ class Layout:
     def pack_params(self, named: Mapping[str, Tensor] | Tensor, what: str) -> Tensor:
         """A vector [P] from named tensors with the shapes of the parameters, such as SCAFFOLD's control variates."""
         if isinstance(named, Tensor):
-            return self._check_real(named, what, torch.Size([self.size]))
+            return self.check_vector(named, self.size, what)
         if not isinstance(named, Mapping):
             raise StateError(f"{what} must be a tensor or a mapping of names to tensors, got {type(named).__name__}")
         missing = [s.name for s in self.params if s.name not in named]
@@ -172,6 +172,10 @@ class Layout:
             raise StateError(f"{what} lacks {_some(missing)}")
         tensors = [self._check_real(named[s.name], f"{what}: '{s.name}'", s.shape) for s in self.params]
         return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+    def check_vector(self, vector: object, size: int, what: str) -> Tensor:
+        """A vector of `size` floating-point numbers on the layout's device and in its dtype, or a StateError."""
+        return self._check_real(vector, what, torch.Size([size]))
 
     def unpack_params(self, vector: Tensor) -> dict[str, Tensor]:
         """The named tensors of a vector [P], as views of it."""

@@ -112,8 +112,9 @@ def _next_state(state: RunState, cohort: TrainedCohort, result: StepResult) -> R
 
 def _record(sim: Simulation, number: int, cohort: TrainedCohort, result: StepResult) -> Record:
     trained, failed = cohort.trained, cohort.failed
-    vectors = len(sim.method.extras) * sim.runner.layout.size * sim.runner.layout.dtype.itemsize
-    message = model_bytes(sim.runner) + vectors
+    model, layout = model_bytes(sim.runner), sim.runner.layout
+    vector = layout.size * layout.dtype.itemsize
+    broadcast = sum(name in stage.memory_sizes(layout) for stage in sim.method.stages for name in sim.method.extras)
     return {
         "round": number,
         "lr": sim.lr(number),
@@ -121,7 +122,10 @@ def _record(sim: Simulation, number: int, cohort: TrainedCohort, result: StepRes
         "set_aside": [{"client": s.client_id, "reason": s.reason} for s in (*failed, *result.set_aside)],
         "train_loss": train_loss(sim, cohort, result),
         "server": _server_record(result.info),
-        "bytes": {"down": (len(trained) + len(failed)) * message, "up": len(trained) * message},
+        "bytes": {
+            "down": (len(trained) + len(failed)) * (model + broadcast * vector),
+            "up": len(trained) * (model + len(sim.method.extras) * vector),
+        },
     }
 
 

@@ -17,6 +17,10 @@ LIGHT_DARK: dict[str, tuple[str, str]] = {
     "fedbe+fedavgm": ("#70124f", "#ffbfe4"),
     "scaffold": ("#7557c9", "#b49cf5"),
     "fedbe+scaffold": ("#412490", "#d6c8ff"),
+    "fedavg-bn": ("#3f4854", "#c9ced6"),
+    "fedadam": ("#a3325a", "#f593b4"),
+    "fedyogi": ("#8a1f2d", "#ff9fa8"),
+    "feddyn": ("#54602c", "#bccb80"),
 }
 OTHER = ("#444444", "#cccccc")
 # From low to high accuracy; the lightness shows the order too.

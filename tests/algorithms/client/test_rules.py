@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedbe import ControlVariate, Layout, Prox
+from fedbe import ControlVariate, Dynamic, Layout, Prox
 from fedbe.algorithms.client.rules import LocalRun, travelled
 from fedbe.errors import SettingError
 
@@ -127,3 +127,23 @@ class TestControlVariate:
         outcome = ControlVariate().start(run(memory={"control": self.OWN})).finish(torch.zeros(6), 0)
         assert torch.equal(outcome.memory["control"], self.OWN)
         assert not outcome.extras["control"].any()
+
+
+class TestDynamic:
+    OWN = torch.tensor([0.5, 0.5, 0, 0, 5, 7])
+
+    def test_every_gradient_gains_the_pull_and_loses_the_memory(self, run):
+        # 1 + 0.5 (w − w̄) − g_i
+        one = run(memory={"gradient": self.OWN})
+        Dynamic(dyn_alpha=0.5).start(one).correct()
+        assert _gradient(one) == [2.0, 2.5, 1.0, 1.0, -4.0, -5.0]
+
+    def test_the_memory_by_hand(self, run):
+        # g_i⁺ = g_i − 0.5 (w_i − 0) with w_i = 2 everywhere
+        outcome = Dynamic(dyn_alpha=0.5).start(run(memory={"gradient": self.OWN})).finish(torch.full((6,), 2.0), 3)
+        assert outcome.extras["gradient"].tolist() == [-1.0] * 6
+        assert outcome.memory["gradient"].tolist() == [-0.5, -0.5, -1, -1, 4, 6]
+
+    def test_without_memory_it_starts_from_zero(self, run):
+        outcome = Dynamic(dyn_alpha=0.5).start(run()).finish(torch.zeros(6), 0)
+        assert not outcome.memory["gradient"].any()

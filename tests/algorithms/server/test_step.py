@@ -18,6 +18,10 @@ from fedbe.core.model_runner import ModelRunner
 QUICK = {"num_samples": 2, "distill_epochs": 1, "distill_batch_size": 8}
 
 
+def vector(state):
+    return torch.cat([state.params, state.buffers])
+
+
 @pytest.fixture
 def step():
     """step(name, on_draft=…): one server step of a method with three clients around a global model."""
@@ -27,9 +31,9 @@ def step():
         runner = ModelRunner(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
         start = runner.read()
         near = lambda i: replace(start, params=start.params + 0.1 * i * torch.ones_like(start.params))  # noqa: E731
-        extras = {"control": torch.zeros_like(start.params)} if "scaffold" in name else {}
-        updates = [ClientUpdate(near(i), 10 + i, i, extras) for i in range(3)]
         method = get_method(name)
+        extras = {extra: torch.zeros_like(start.params) for extra in method.extras}
+        updates = [ClientUpdate(near(i), 10 + i, i, extras) for i in range(3)]
         method = method.with_settings({k: v for k, v in (QUICK | settings).items() if k in method.settings()})
         context = Context(runner, 0, 1, TensorInputs(torch.randn(24, 4)))
         return server_step(method.stages, start, updates, {}, context, extras=method.extras, on_draft=on_draft), start
@@ -40,13 +44,13 @@ def step():
 @pytest.mark.parametrize("name", METHODS)
 def test_the_hook_sees_the_draft_before_the_model_is_replaced_and_changes_nothing(step, name):
     drafts = []
-    seen, _ = step(name, lambda draft, round: drafts.append((draft.state.params.clone(), len(round.updates))))
+    seen, _ = step(name, lambda draft, round: drafts.append((vector(draft.state).clone(), len(round.updates))))
     plain, _ = step(name)
     ((params, count),) = drafts
     assert count == 3
-    assert torch.equal(seen.state.params, plain.state.params)
+    assert torch.equal(vector(seen.state), vector(plain.state))
     kept_model = not any(s.replaces_model for s in get_method(name).stages) or name == "1-ensemble"
-    assert torch.equal(params, seen.state.params) == kept_model
+    assert torch.equal(params, vector(seen.state)) == kept_model
 
 
 def test_samples_that_were_kept_are_not_drawn_again(step, monkeypatch):
@@ -80,7 +84,7 @@ def test_a_stage_of_one_s_own_needs_no_more_than_a_call():
     assert Half().result is None
     assert not Half.replaces_model
     method = replace(get_method("fedavg"), stages=(*get_method("fedavg").stages, Half()))
-    assert method.settings() == {"rate": 0.5}
+    assert method.settings() == {"mean_weights": "examples", "rate": 0.5}
     assert method.result == "average"
 
 
@@ -90,5 +94,6 @@ def test_results_of_methods():
         "fedavg": "average", "fedavgm": "model", "fedprox": "average", "scaffold": "average",
         "v-distillation": "student", "1-ensemble": "kept members' vote", "fedbe": "student", "fedbe-sgd": "student",
         "fedbe+fedprox": "student", "fedbe+fedavgm": "student", "fedbe+scaffold": "student",
+        "fedavg-bn": "model", "fedadam": "model", "fedyogi": "model", "feddyn": "model",
     }  # fmt: skip
     assert get_method("fedbe", "tuned").result == "model"

@@ -165,6 +165,49 @@ class _RunningControl:
         return RuleResult(extras={self.NAME: change}, memory={self.NAME: self._client + change})
 
 
+@dataclass(frozen=True)
+class Dynamic:
+    """FedDyn (Acar et al. 2021): the loss gains −⟨g_i, w⟩ + (α/2)‖w − w̄‖², so the gradient gains α (w − w̄) − g_i.
+
+    Afterwards g_i⁺ = g_i − α (w_i − w̄): at a minimum of the changed loss, the client's own gradient. It starts at 0.
+    The client keeps g_i and sends g_i⁺ − g_i under the name "gradient". The server could compute that itself; sent, it
+    lets a server restore the memory of a node that was restarted, as with SCAFFOLD.
+
+    Attributes:
+        dyn_alpha: α, the same as that of the server's stage.
+    """
+
+    dyn_alpha: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not self.dyn_alpha > 0:
+            raise SettingError(f"`dyn_alpha` must be > 0, got {self.dyn_alpha}")
+
+    def start(self, run: LocalRun) -> RunningRule:
+        return _RunningDynamic(self.dyn_alpha, run)
+
+
+class _RunningDynamic:
+    NAME = "gradient"
+
+    def __init__(self, alpha: float, run: LocalRun) -> None:
+        self._alpha, self._run = alpha, run
+        self._center = run.parts(run.start)
+        self._gradient = run.memory.get(self.NAME, torch.zeros_like(run.start))
+        self._correction = run.parts(self._gradient)
+
+    @torch.no_grad()
+    def correct(self) -> None:
+        gradients = self._run.gradients()
+        away = torch._foreach_sub(list(self._run.parameters.values()), self._center)
+        torch._foreach_add_(gradients, away, alpha=self._alpha)
+        torch._foreach_sub_(gradients, self._correction)
+
+    def finish(self, end: Tensor, steps: int) -> RuleResult:  # noqa: ARG002
+        change = self._alpha * (self._run.start - end)
+        return RuleResult(extras={self.NAME: change}, memory={self.NAME: self._gradient + change})
+
+
 def travelled(steps: int, lr: float, momentum: float, lr_decay: float = 1.0) -> float:
     """How far `steps` steps of SGD with momentum go along a constant gradient of length 1.
 

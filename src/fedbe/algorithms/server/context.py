@@ -65,7 +65,7 @@ class Context:
         seed, round: all randomness follows from these two.
         inputs, labels: the server's own data. Labels are used for reports and by the oracle targets only.
         rounds: how many rounds there will be, if that is known (for distilling in a fraction of them).
-        total_clients: how many clients there are in all, of which the updates are a part (SCAFFOLD).
+        total_clients: how many clients there are in all, of which the updates are a part (SCAFFOLD, FedDyn).
         predictor: turns members into predictions on `inputs`; None runs them in this process.
         progress: called with (phase, done, total).
     """
@@ -133,6 +133,13 @@ class Round:
     # Not part of `replace`: what was fitted to other updates must not be used.
     _posteriors: list[tuple[EnsembleSettings, Posterior]] = field(default_factory=list, init=False)
     _samples: list[tuple[EnsembleSettings, tuple[ModelState, ...]]] = field(default_factory=list, init=False)
+
+    def total_clients(self) -> int:
+        """N, the number of all clients: the given one, or else those that replied."""
+        total = self.context.total_clients or len(self.updates)
+        if total < len(self.updates):
+            raise SettingError(f"`total_clients` is {total}, but {len(self.updates)} clients replied")
+        return total
 
     def fit_posterior(self, settings: EnsembleSettings) -> Posterior | None:
         """p(w | D), fitted once to this round's updates; None if no samples vote."""

@@ -14,9 +14,10 @@ from fedbe.algorithms.server.context import Context, Draft, Round
 from fedbe.algorithms.vote import Member, Vote, get_vote_rule, predict, vote
 from fedbe.core.metrics import compute_metrics
 from fedbe.core.moments import weighted_mean
-from fedbe.core.state import ModelState
-from fedbe.errors import SettingError, nearest
+from fedbe.core.state import Layout, ModelState
+from fedbe.errors import SettingError, check_option
 
+MEAN_WEIGHTS = ("examples", "uniform")
 MOMENTUM_FORMS = ("heavy-ball", "damped")
 
 
@@ -29,11 +30,9 @@ class Stage(ABC):
         result: what the model is after this stage ("average", "student", …); None if the model stays as it was.
         replaces_model: whether the average becomes something else. The hook of `server_step` runs before such a stage.
         needs_rounds: whether the stage must know how many rounds there will be.
-        memory_names: what the stage keeps between rounds, by name: vectors [P].
     """
 
     replaces_model: ClassVar[bool] = False
-    memory_names: ClassVar[tuple[str, ...]] = ()
 
     @property
     def result(self) -> str | None:
@@ -47,6 +46,10 @@ class Stage(ABC):
         """Whether the server needs unlabeled inputs for this model."""
         return False
 
+    def memory_sizes(self, layout: Layout) -> dict[str, int]:  # noqa: ARG002
+        """What the stage keeps between rounds: the length of each vector, by name."""
+        return {}
+
     def voting_ensemble(self, context: Context) -> EnsembleSettings | None:  # noqa: ARG002
         """The ensemble that this stage makes in this round, if it makes one."""
         return None
@@ -58,7 +61,16 @@ class Stage(ABC):
 
 @dataclass(frozen=True)
 class Mean(Stage):
-    """FedAvg: w̄ = Σ_i (n_i/n) w_i (Eq. 2)."""
+    """FedAvg: w̄ = Σ_i (n_i/n) w_i (Eq. 2).
+
+    Attributes:
+        mean_weights: examples, as above; or uniform, w̄ = (1/k) Σ_i w_i over the k clients of the round.
+    """
+
+    mean_weights: str = "examples"
+
+    def __post_init__(self) -> None:
+        check_option("mean_weights", self.mean_weights, MEAN_WEIGHTS)
 
     @property
     def result(self) -> str:
@@ -66,7 +78,9 @@ class Mean(Stage):
 
     def __call__(self, draft: Draft, round: Round) -> Draft:
         with round.info.timed("mean"):
-            return replace(draft, state=weighted_mean([(u.state, u.num_examples) for u in round.updates]))
+            uniform = self.mean_weights == "uniform"
+            weighted = [(u.state, 1.0 if uniform else u.num_examples) for u in round.updates]
+            return replace(draft, state=weighted_mean(weighted))
 
 
 @dataclass(frozen=True)
@@ -78,17 +92,16 @@ class Momentum(Stage):
         momentum_form: heavy-ball, m ← β m + Δ (Hsu et al.); or damped, m ← β m + (1 − β) Δ (the released program).
     """
 
-    memory_names: ClassVar[tuple[str, ...]] = ("momentum",)
-
     beta: float = 0.9
     momentum_form: str = "heavy-ball"
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 1:
             raise SettingError(f"`beta` must be in [0, 1), got {self.beta}")
-        if self.momentum_form not in MOMENTUM_FORMS:
-            hint = nearest(self.momentum_form, MOMENTUM_FORMS)
-            raise SettingError(f"unknown momentum_form '{self.momentum_form}': {hint}")
+        check_option("momentum_form", self.momentum_form, MOMENTUM_FORMS)
+
+    def memory_sizes(self, layout: Layout) -> dict[str, int]:
+        return {"momentum": layout.size}
 
     @property
     def result(self) -> str:
@@ -108,12 +121,11 @@ class Momentum(Stage):
 class ControlUpdate(Stage):
     """SCAFFOLD's server side: c ← c + (1/N) Σ_{i in cohort} (c_i⁺ − c_i), where N is the number of all clients."""
 
-    memory_names: ClassVar[tuple[str, ...]] = ("control",)
+    def memory_sizes(self, layout: Layout) -> dict[str, int]:
+        return {"control": layout.size}
 
     def __call__(self, draft: Draft, round: Round) -> Draft:
-        total = round.context.total_clients or len(round.updates)
-        if total < len(round.updates):
-            raise SettingError(f"`total_clients` is {total}, but {len(round.updates)} clients replied")
+        total = round.total_clients()
         with round.info.timed("mean"):
             control = draft.memory.get("control", torch.zeros_like(draft.state.params)).clone()
             for update in round.updates:
