@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedbe import ClientUpdate, ModelState
 from fedbe.core.updates import Update
@@ -78,6 +79,20 @@ def _dense() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1))
 
 
+class _View(nn.Module):
+    """`x.view(…)` after a convolution, as in many tutorials: runs in plain torch, but not in channels-last memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)
+        self.drop, self.head = nn.Dropout(0.5), nn.Linear(6 * 9, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.max_pool2d(functional.relu(self.norm(self.conv(x))), 2)
+        logits: Tensor = self.head(self.drop(x.view(-1, 6 * 9)))
+        return logits
+
+
 def _dropout_bn() -> nn.Module:
     """Dropout before BatchNorm: a mask that is drawn out of order changes the running statistics."""
     return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
@@ -89,6 +104,7 @@ _NETWORKS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv-gn": (_conv_gn, (3, 8, 8)),
     "dense": (_dense, (3, 6, 6)),
     "dropout-bn": (_dropout_bn, (4,)),
+    "view": (_View, (3, 8, 8)),
 }
 
 

@@ -402,6 +402,13 @@ class TestRounds:
         with pytest.raises(SettingError, match="`updates` must be"):
             _round(FedAvg(network("mlp")), network("mlp"), updates)
 
+    def test_info_says_that_a_model_does_not_take_channels_last(self, network, inputs_for, replies):
+        for name, shown in (("view", True), ("conv-gn", False)):
+            module = network(name)
+            server = FedBE(module, unlabeled=inputs_for(name), num_samples=2, distill_epochs=1)
+            server.aggregate(module.state_dict(), replies(module))
+            assert ("memory layout contiguous" in str(server.info)) == shown
+
     def test_info_tells_who_and_why(self, network, inputs_for, replies):
         module = network("mlp")
         one, two, three = replies(module, ids=("b", "a", 3))

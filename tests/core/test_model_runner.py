@@ -110,6 +110,46 @@ def test_images_and_convolutions_are_channels_last_if_planned(network):
     torch.testing.assert_close(planned.logits(images), plain.logits(images))
 
 
+@pytest.mark.parametrize("name", ["view", "conv-gn"])
+def test_a_model_that_does_not_take_channels_last_runs_without_it(network, inputs_for, name):
+    """Each pass is as in plain torch: BatchNorm counts one batch, dropout draws the same mask."""
+    module, images = network(name).train(), inputs_for(name, 5)
+    runner = ModelRunner(module)
+    runner.module.train()
+    passes = []
+    for forward in (runner.logits, module):
+        torch.manual_seed(1)
+        passes += [forward(images), torch.rand(3)]
+    torch.testing.assert_close(passes[0], passes[2])
+    assert torch.equal(passes[1], passes[3])
+    assert runner.channels_last == (name == "conv-gn")
+    torch.testing.assert_close(runner.layout.unpack(runner.read()), dict(module.state_dict()))
+
+
+def test_only_training_does_not_take_channels_last(inputs_for):
+    class Auxiliary(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4 * 36, 3)
+
+        def forward(self, x):
+            x = self.conv(x)
+            return self.head(x.view(len(x), -1) if self.training else x.flatten(1))
+
+    runner = ModelRunner(Auxiliary())
+    runner.module.eval()
+    runner.logits(inputs_for("view"))
+    runner.module.train()
+    assert runner.logits(inputs_for("view")).shape == (24, 3)
+
+
+def test_a_model_that_fails_in_every_layout_raises_its_own_error_and_may_be_right_later(network, inputs_for):
+    runner = ModelRunner(network("view"))
+    with pytest.raises(RuntimeError, match="expected input"):
+        runner.logits(torch.rand(2, 5, 8, 8))
+    assert runner.logits(inputs_for("view", 1)).shape == (1, 3)
+
+
 def test_not_a_module():
     with pytest.raises(ModelError, match=r"torch\.nn\.Module, got dict"):
         ModelRunner({})

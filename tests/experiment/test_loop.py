@@ -248,6 +248,18 @@ def breaks(classes, shape):
     return Broken()
 
 
+def viewing(classes, shape):
+    class Viewing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(shape[0], 4, 3), nn.Linear(4 * 36, classes)
+
+        def forward(self, x):
+            return self.head(self.conv(x).relu().view(-1, 4 * 36))
+
+    return Viewing()
+
+
 def no_module(classes, shape):
     return 3
 
@@ -283,6 +295,19 @@ def test_a_recipe_can_name_a_user_s_model_and_data(own: Recipe, play: Play) -> N
     del sys.modules["own_for_tests"]
     with pytest.raises(RunError, match=r"does not fit.*size mismatch"):
         fedbe.load_model(folder)
+
+
+def test_a_model_that_does_not_take_channels_last_runs_and_says_so(own: Recipe, play: Play) -> None:
+    """Clients in a worker, server step, evaluation, and the saved model."""
+    images = type(own.data)(source="digits", server=60)
+    viewing = own.model_copy(update={"model": type(own.model)(name="own_for_tests:viewing"), "data": images})
+    with ProcessPool(1) as workers:
+        folder = play("viewing", "fedbe", recipe=viewing, workers=workers)
+    records = run_folder.read_rounds(folder)
+    assert [record["server"]["memory_layout"] for record in records] == ["contiguous"] * 2
+    test = run_folder.read_task(folder).test
+    again = saved_model.load_trained_model(folder).metrics(test.inputs, test.labels)
+    assert again.accuracy == records[-1]["test"]["accuracy"]
 
 
 def test_a_model_that_always_fails_ends_the_run_with_its_reason(own: Recipe, play: Play) -> None:

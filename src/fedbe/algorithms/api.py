@@ -53,8 +53,10 @@ class RoundInfo:
             metrics: Metrics | None = getattr(self.step, name)
             if metrics is not None:
                 rows.append((name, f"accuracy {metrics.accuracy:.3f}, nll {metrics.nll:.3f}"))
+        if not self.step.channels_last:
+            rows.append(("memory layout", "contiguous"))  # not channels-last: see `ModelRunner.choose_memory_format`
         rows.append(("seconds", ", ".join(f"{k} {v:.2f}" for k, v in self.step.seconds.items())))
-        return "\n".join(f"{name:<13} {printable(value)}" for name, value in rows)  # ids are the clients' words
+        return "\n".join(f"{name:<14}{printable(value)}" for name, value in rows)  # ids are the clients' words
 
 
 def _some(names: list[str], shown: int = 8) -> str:

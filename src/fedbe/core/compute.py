@@ -28,7 +28,7 @@ class Plan:
     Args:
         precision: "float32", or "bfloat16": passes run under autocast, and weights stay in float32.
         channels_last: The memory layout of images and convolutions. The values are the same; on a CPU it is about a
-            quarter faster. A model without convolutions ignores it.
+            quarter faster. A model that does not take it (`x.view(…)` after a convolution) runs without it.
         batch_size: The number of inputs in one forward pass when nothing is trained.
 
     Raises:

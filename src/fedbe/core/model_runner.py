@@ -20,6 +20,12 @@ class ModelRunner:
         module: The architecture. It is copied in the working dtype of its layout (half precision computes in float32).
         plan: How passes are computed; default `Plan()`.
 
+    Attributes:
+        layout: Which tensor lies where in a flat vector.
+        plan: The plan as given.
+        channels_last: Whether images are computed in channels-last. False if the plan says so, or if the first images
+            showed that the module does not take it.
+
     Raises:
         ModelError: `module` is not a module, cannot be copied, or has a state that cannot be averaged.
         SettingError: `plan` is not a `Plan`.
@@ -39,9 +45,10 @@ class ModelRunner:
         self.plan = plan or Plan()
         self.layout = Layout(module)
         self.module = _copy_of(module).to(self.layout.dtype)
-        if self.plan.channels_last and any(p.ndim == 4 for p in self.module.parameters()):
-            # torch's overloads do not list this form of `to`
-            self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.channels_last = self.plan.channels_last
+        self._format_chosen = not self.plan.channels_last
+        if self.channels_last:
+            _set_memory_format(self.module, torch.channels_last)
         named = dict(self.module.named_parameters()) | dict(self.module.named_buffers(remove_duplicate=False))
         self._params = [named[s.name] for s in self.layout.params]
         self._buffers = [named[s.name] for s in self.layout.buffers]
@@ -93,14 +100,54 @@ class ModelRunner:
         Raises:
             ModelError: The module does not return one tensor of logits for at least two classes.
         """
-        batch = batch.to(self.device)
-        if batch.is_floating_point():
-            batch = batch.to(self.layout.dtype)
-        if self.plan.channels_last and batch.ndim == 4:
-            batch = batch.contiguous(memory_format=torch.channels_last)
+        batch = self._placed(batch)
+        self.choose_memory_format(batch)
+        if batch.ndim == 4:
+            batch = batch.contiguous(memory_format=torch.channels_last) if self.channels_last else plain_layout(batch)
         with self.plan.autocast(self.device):
             out = self.module(batch)
         return _checked_logits(out, len(batch)).to(self.layout.dtype)
+
+    def choose_memory_format(self, images: Tensor) -> None:
+        """Decide once, on the first images, whether the module computes in channels-last.
+
+        A module that calls `x.view(…)` after a convolution runs in plain torch, but not in channels-last: it then
+        computes in the plain layout. If the module fails in both, nothing is decided: its next pass raises the error.
+
+        Args:
+            images: Inputs [N, C, H, W], of which the first is used. Inputs of another shape decide nothing.
+        """
+        if self._format_chosen or images.ndim != 4:
+            return
+        image = self._placed(images[:1])
+        works = next((form for form in (True, False) if self._runs(image, channels_last=form)), None)
+        self._format_chosen = works is not None
+        if works is False:
+            self.channels_last = False
+            _set_memory_format(self.module, torch.contiguous_format)
+
+    def _placed(self, batch: Tensor) -> Tensor:
+        """A batch on the module's device, in the working dtype if it is floating-point."""
+        return batch.to(self.device, self.layout.dtype if batch.is_floating_point() else None)
+
+    def _runs(self, image: Tensor, *, channels_last: bool) -> bool:
+        """Whether a copy of the module trains and predicts in this layout. The module and torch's RNG do not change."""
+        form = torch.channels_last if channels_last else torch.contiguous_format
+        module = _copy_of(self.module)
+        _set_memory_format(module, form)
+        pair = torch.cat([image, image]).clone(memory_format=form)  # BatchNorm cannot train on one
+        devices = [self.device] if self.device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(devices), torch.enable_grad():
+                for mode in (True, False):
+                    module.train(mode)
+                    with self.plan.autocast(self.device):
+                        out = module(pair)
+                    if isinstance(out, Tensor) and out.requires_grad:
+                        out.sum().backward()  # type: ignore[no-untyped-call]
+        except Exception:
+            return False
+        return True
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """The names and parameters that training may change, tied ones once.
@@ -115,6 +162,21 @@ class ModelRunner:
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
                 raise ModelError(f"`model` has sparse gradients in '{name}', which cannot be used: set sparse=False")
         return trainable
+
+
+def plain_layout(images: Tensor) -> Tensor:
+    """A copy of images [N, C, H, W] in torch's usual memory layout.
+
+    `contiguous()` is not enough: images of one channel count as contiguous in both layouts, and convolutions follow
+    their strides.
+    """
+    return images.clone(memory_format=torch.contiguous_format)
+
+
+def _set_memory_format(module: nn.Module, form: torch.memory_format) -> None:
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.ndim == 4:
+            tensor.data = tensor.data.contiguous(memory_format=form)  # the tensor stays the same object
 
 
 def _copy_of(module: nn.Module) -> nn.Module:

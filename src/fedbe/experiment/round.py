@@ -146,6 +146,8 @@ def _server_record(info: StepInfo) -> Record:
             record[name] = metrics.as_dict()
     if info.disagreement is not None:
         record["disagreement"] = info.disagreement
+    if not info.channels_last:
+        record["memory_layout"] = "contiguous"
     if info.left_out:
         record["left_out"] = list(info.left_out)
     if info.members:

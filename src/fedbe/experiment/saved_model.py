@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedbe.algorithms.vote import Member, VoteRule, get_vote_rule, mean_vote
 from fedbe.core.inputs import batches
 from fedbe.core.metrics import Metrics, compute_metrics
+from fedbe.core.model_runner import plain_layout
 from fedbe.core.random import generator
 from fedbe.core.state import Layout
 from fedbe.data import BatchLoader
@@ -71,7 +72,8 @@ class TrainedModel:
         loader = BatchLoader(inputs, mean=self.mean, std=self.std)
         if loader.shape != self.spec.shape:
             raise DataError(f"the model takes inputs of shape {list(self.spec.shape)}, got {list(loader.shape)}")
-        parts = [self.module(loader.batch(index)).softmax(1) for index in batches(len(loader), 250)]
+        # Not every module takes the loader's channels-last.
+        parts = [self.module(plain_layout(loader.batch(index))).softmax(1) for index in batches(len(loader), 250)]
         return torch.cat(parts)
 
     def metrics(self, inputs: Tensor, labels: Tensor) -> Metrics:

@@ -120,4 +120,6 @@ def make_simulation(
     executor.configure(federation, plan)
     torch.set_num_threads(server_threads(module))
     keep_freed_memory()
-    return Simulation(recipe, method, seed, federation, ModelRunner(module, plan), executor)
+    runner = ModelRunner(module, plan)
+    runner.choose_memory_format(federation.test.batch(torch.arange(1)))
+    return Simulation(recipe, method, seed, federation, runner, executor)

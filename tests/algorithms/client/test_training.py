@@ -232,6 +232,14 @@ def test_channels_last_changes_nothing_but_memory(job):
     torch.testing.assert_close(*ends, rtol=1e-9, atol=1e-9)
 
 
+def test_a_model_that_does_not_take_channels_last_trains_as_without_it(job):
+    ends = []
+    for channels_last in (True, False):
+        runner, start, inputs, labels = job("view", plan=Plan(channels_last=channels_last))
+        ends.append(train(runner, start, inputs, labels, SETTINGS, generator(0)).state)
+    assert ends[0].digest() == ends[1].digest()
+
+
 def test_dropout_follows_the_seed_and_leaves_the_callers_rng_alone(job):
     runner, start, inputs, labels = job("dropout-bn")
     torch.manual_seed(1)

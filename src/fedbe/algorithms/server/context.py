@@ -30,6 +30,7 @@ class StepInfo:
         disagreement: how often two members, drawn at random, name different classes.
         ensemble, average, student: metrics of the vote, of the average and of the distilled model.
         seconds: time by phase.
+        channels_last: False if the model does not take channels-last and so computes in the plain memory layout.
     """
 
     members: tuple[MemberReport, ...] = ()
@@ -39,6 +40,7 @@ class StepInfo:
     average: Metrics | None = None
     student: Metrics | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    channels_last: bool = True
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:

@@ -77,6 +77,7 @@ def server_step(
     round = _transformed(Round(admission.admitted, previous, context, info), transforms)
     draft = _run_stages(stages, Draft(previous, memory), round, on_draft)
     _check_finite(draft)
+    info.channels_last = context.runner.channels_last
     return StepResult(
         state=draft.state,
         memory=draft.memory,
