@@ -24,6 +24,10 @@ class ModelError(FedBEError, TypeError):
     """A module is not supported."""
 
 
+class ModelWarning(UserWarning):
+    """A module works, but probably not as intended."""
+
+
 class AggregationError(FedBEError, RuntimeError):
     """A round has no valid result, for example too few usable updates. The global model is unchanged."""
 

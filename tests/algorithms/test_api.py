@@ -250,12 +250,41 @@ class TestModels:
     def test_a_model_that_returns_a_tuple(self, inputs_for):
         class Pair(nn.Linear):
             def forward(self, x):
-                return super().forward(x), x
+                return x.sum(1), super().forward(x)
 
         module = Pair(4, 3)
         _round(FedAvg(module), module, [ClientUpdate(module.state_dict(), 1)])  # nobody asks it anything
-        with pytest.raises(ModelError, match="one tensor of logits, got tuple"):
+        with pytest.raises(ModelError, match="logits of shape"):
             FedBE(module, unlabeled=inputs_for("mlp"), **QUICK)
+        server = FedBE(module, unlabeled=inputs_for("mlp"), output=1, **QUICK)
+        state = _round(server, module, [ClientUpdate(module.state_dict(), 1)])
+        assert server.predict_proba(state, inputs_for("mlp", 5)).shape == (5, 3)
+
+    def test_only_what_is_trained_travels(self, network, inputs_for, nearby, same):
+        """A round with partial states equals one with complete states, and frozen parameters come back as they went."""
+        torch.manual_seed(0)
+        module = network("mlp")
+        module[0].requires_grad_(False)
+        frozen = {name: tensor for name, tensor in module.state_dict().items() if name.startswith("0.")}
+        whole = [state | frozen for state in nearby(module)]
+        part = [{n: t for n, t in state.items() if n not in frozen} for state in whole]
+        results = []
+        for states, start in ((whole, module.state_dict()), (part, part[0].keys())):
+            server = FedBE(module, unlabeled=inputs_for("mlp"), **QUICK)
+            given = {name: module.state_dict()[name] for name in start}
+            results.append(server.aggregate(given, [ClientUpdate(s, 1, i) for i, s in enumerate(states)]))
+        assert same({n: results[0][n] for n in frozen}, frozen)
+        assert same({n: t for n, t in results[0].items() if n not in frozen}, results[1])
+        assert "frozen=" in repr(server)
+
+    def test_a_client_that_changed_a_frozen_parameter_is_set_aside(self, network):
+        module = network("mlp")
+        module[0].requires_grad_(False)
+        server = FedAvg(module)
+        good, bad = module.state_dict(), {n: t + 1 for n, t in module.state_dict().items()}
+        server.aggregate(good, [ClientUpdate(good, 1, "good"), ClientUpdate(bad, 1, "bad")])
+        assert server.info.set_aside[0].client_id == "bad"
+        assert "the frozen '0." in server.info.set_aside[0].reason
 
     def test_a_dropout_network_follows_the_seed(self, network, inputs_for, replies, same):
         module = network("dropout-bn")

@@ -1,6 +1,7 @@
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fedbe.core.inputs import Inputs, TensorInputs, as_inputs, batches
 from fedbe.errors import SettingError
@@ -37,8 +38,10 @@ class Stream(IterableDataset):
         TensorDataset(ROWS, torch.zeros(6)),
         list(ROWS),
         TensorInputs(ROWS),
+        ROWS.numpy(),
+        DataLoader(TensorDataset(ROWS, torch.zeros(6)), batch_size=4),
     ],
-    ids=["tensor", "with-grad", "tensors", "tuples", "lists", "TensorDataset", "list", "inputs"],
+    ids=["tensor", "with-grad", "tensors", "tuples", "lists", "TensorDataset", "list", "inputs", "numpy", "DataLoader"],
 )
 def test_sources(source):
     inputs = as_inputs(source)
@@ -57,12 +60,17 @@ def test_sources(source):
         (Plain(lambda i: ROWS[i], 0), "J > 0"),
         (TensorInputs(torch.zeros(0, 3)), "`unlabeled` is empty"),
         (Plain(lambda i: torch.zeros(i + 1)), r"`unlabeled`\[1\] has shape \[2\], the first has \[1\]"),
-        (Plain(lambda _: "text"), r"`unlabeled`\[0\] must be a tensor, got str"),
-        (Plain(lambda _: {"image": ROWS[0]}), r"`unlabeled`\[0\] must be a tensor, got dict"),
-        (Stream(), "map-style Dataset or Inputs, got Stream"),
+        (Plain(lambda _: "text"), r"`unlabeled\[0\]` must be a tensor, got str"),
+        (Plain(lambda _: {"image": "text"}), r"`unlabeled\[0\]: 'image'` must be a tensor, got str"),
+        (Plain(lambda i: {"ids": ROWS[i]} if i else {"tokens": ROWS[i]}), r"`unlabeled`\[1\] has shape \{'ids'"),
+        (Stream(), "a DataLoader or Inputs, got Stream"),
+        ({}, "no tensors"),
+        ({"label": ROWS}, "no tensors"),
+        ((ROWS, ROWS[:2]), "of one length, got 6, 2"),
+        ({"ids": {"deep": ROWS}}, "'ids'` must be a tensor, got dict"),
+        (np.array(["a", "b"]), "got ndarray"),
         (3, "got int"),
         ("path/to/data", "got str"),
-        ({"x": ROWS}, "got dict"),
         (torch.full((2, 2), torch.nan), "must be finite"),
         (torch.tensor([[1.0, torch.inf]]), "must be finite"),
         (torch.zeros(2, 2, device="meta"), "dense tensor with data"),
@@ -72,6 +80,45 @@ def test_sources(source):
 def test_sources_that_cannot_work(source, message):
     with pytest.raises(SettingError, match=message):
         as_inputs(source)
+
+
+IDS, MASK = torch.arange(12).view(6, 2), torch.ones(6, 2)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"ids": IDS, "mask": MASK},
+        {"ids": IDS.numpy(), "mask": MASK.numpy(), "labels": torch.zeros(6)},
+        Plain(lambda i: {"ids": IDS[i], "mask": MASK[i], "label": 1}),
+        Plain(lambda i: ({"ids": IDS[i], "mask": MASK[i]}, 1)),
+        DataLoader(Plain(lambda i: {"ids": IDS[i], "mask": MASK[i], "label": 1}), batch_size=4),
+    ],
+    ids=["dict", "numpy", "dicts", "pairs", "DataLoader"],
+)
+def test_several_tensors_by_name(source):
+    inputs = as_inputs(source)
+    assert len(inputs) == 6
+    batch = inputs.batch(torch.tensor([4, 1]))
+    assert {name: tensor.tolist() for name, tensor in batch.items()} == {
+        "ids": [[8, 9], [2, 3]],
+        "mask": [[1, 1], [1, 1]],
+    }
+    assert batch["ids"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("source", [(IDS, MASK), Plain(lambda i: ((IDS[i], MASK[i]), 1))], ids=["tuple", "pairs"])
+def test_several_tensors_by_position(source):
+    ids, mask = as_inputs(source).batch(torch.tensor([5]))
+    assert (ids.tolist(), mask.tolist()) == ([[10, 11]], [[1, 1]])
+
+
+def test_several_tensors_are_augmented_together(rng):
+    inputs = as_inputs((IDS, MASK), augment=lambda batch, _: (batch[0] + 1, batch[1]))
+    assert inputs.batch(torch.tensor([0]), rng)[0].tolist() == [[1, 2]]
+    broken = as_inputs((IDS, MASK), augment=lambda batch, _: (batch[0], batch[1][:1]))
+    with pytest.raises(SettingError, match="a batch of 2 inputs, got tuple"):
+        broken.batch(torch.tensor([0, 1]), rng)
 
 
 def test_integers_are_valid_inputs():

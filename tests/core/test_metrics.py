@@ -44,7 +44,7 @@ def test_dense_predictions_count_every_position(rng):
     [
         (torch.tensor([0, 2]), "got 0 to 2"),
         (torch.tensor([0, -1]), "got -1 to 0"),
-        (torch.zeros(2, 3, dtype=torch.int64), r"the shape \[2\] of the predictions, got \[2, 3\]"),
+        (torch.zeros(2, 3, dtype=torch.int64), r"single-label classification; got torch.int64 of shape \[2, 3\]"),
     ],
 )
 def test_labels_that_do_not_fit(labels, message):

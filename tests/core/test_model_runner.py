@@ -1,12 +1,14 @@
 import threading
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
 from fedbe import Plan
-from fedbe.core.model_runner import ModelRunner
-from fedbe.errors import ModelError, SettingError
+from fedbe.core.inputs import TensorInputs
+from fedbe.core.model_runner import ModelRunner, try_model
+from fedbe.errors import ModelError, ModelWarning, SettingError
 
 
 @pytest.mark.parametrize("name", ["mlp-bn", "conv-gn", "dense"])
@@ -57,7 +59,7 @@ def test_unsaved_buffers_are_reset_for_the_next_model():
 
 
 def test_one_logit_is_not_enough():
-    with pytest.raises(ModelError, match="returns one logit"):
+    with pytest.raises(ModelError, match="returns one number for each input, but fedbe is for single-label"):
         ModelRunner(nn.Linear(3, 1)).logits(torch.zeros(4, 3))
 
 
@@ -86,7 +88,7 @@ def test_a_module_that_cannot_be_copied():
         ModelRunner(module)
 
 
-@pytest.mark.parametrize("out", [lambda x: (x, x), lambda x: x[:1], lambda x: x.sum(), lambda x: x.long()])
+@pytest.mark.parametrize("out", [lambda _: "x", lambda _: [], lambda x: x[:1], lambda x: x.sum(), lambda x: x.long()])
 def test_something_else_than_logits(out):
     class Wrong(nn.Linear):
         def forward(self, x):
@@ -94,6 +96,88 @@ def test_something_else_than_logits(out):
 
     with pytest.raises(ModelError, match="`model` must return"):
         ModelRunner(Wrong(2, 3)).logits(torch.ones(4, 2))
+
+
+class Answer(NamedTuple):
+    loss: float
+    logits: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("wrap", "output"),
+    [
+        (lambda x: (x, "cache"), None),
+        (lambda x: {"loss": 1.0, "logits": x}, None),
+        (lambda x: Answer(1.0, x), None),
+        (lambda x: ("cache", x), 1),
+        (lambda x: {"scores": x}, "scores"),
+        (lambda x: Answer(1.0, x), "logits"),
+    ],
+)
+def test_outputs_with_logits_in_them(wrap, output):
+    class Wrapped(nn.Linear):
+        def forward(self, x):
+            return wrap(super().forward(x))
+
+    module = Wrapped(2, 3)
+    got = ModelRunner(module, output=output).logits(torch.ones(4, 2))
+    assert torch.equal(got, nn.functional.linear(torch.ones(4, 2), module.weight, module.bias))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "output", "message"),
+    [
+        (lambda x: {"scores": x}, None, "dict with scores. has no 'logits': name the logits with `output`"),
+        (lambda x: x, "logits", "Tensor. has no 'logits'"),
+        (lambda x: (x,), 1, "tuple. has no 1"),
+    ],
+)
+def test_outputs_without_the_named_logits(wrap, output, message):
+    class Wrapped(nn.Linear):
+        def forward(self, x):
+            return wrap(super().forward(x))
+
+    with pytest.raises(ModelError, match=message):
+        ModelRunner(Wrapped(2, 3), output=output).logits(torch.ones(4, 2))
+
+
+class TwoInputs(nn.Module):
+    """Embeds ids and leaves out those that the mask excludes."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 4), nn.Linear(4, 3)
+
+    def forward(self, ids, mask):
+        return self.head((self.embed(ids) * mask[..., None]).sum(1))
+
+
+def test_several_tensors_are_arguments_of_the_module():
+    torch.manual_seed(0)
+    runner = ModelRunner(TwoInputs())
+    ids, mask = torch.tensor([[1, 2], [3, 4]]), torch.tensor([[1, 0], [1, 1]])
+    by_position, by_name = runner.logits((ids, mask)), runner.logits({"mask": mask, "ids": ids})
+    assert torch.equal(by_position, by_name)
+    assert torch.equal(by_position[0], runner.module.head(runner.module.embed(torch.tensor(1))))
+
+
+def test_a_softmax_at_the_end_is_reported_once():
+    runner = ModelRunner(nn.Sequential(nn.Linear(2, 3), nn.Softmax(1)))
+    with pytest.warns(ModelWarning, match="remove the model's last softmax"):
+        runner.logits(torch.randn(4, 2))
+    runner.logits(torch.randn(4, 2))
+    ModelRunner(nn.Sequential(nn.Linear(2, 3), nn.LogSoftmax(1))).logits(torch.randn(4, 2))  # softmax(log p) = p
+
+
+def test_a_sigmoid_at_the_end_is_refused():
+    with pytest.raises(ModelError, match=r"multi-label.*single-label classification"):
+        ModelRunner(nn.Sequential(nn.Linear(2, 3), nn.Sigmoid())).logits(torch.randn(4, 2))
+    ModelRunner(nn.Sequential(nn.Linear(2, 2), nn.Sigmoid(), nn.Linear(2, 3))).logits(torch.randn(4, 2))
+
+
+def test_a_model_is_tried_on_its_inputs():
+    with pytest.raises(SettingError, match="cannot run on the data: "):
+        try_model(ModelRunner(nn.Linear(2, 3)), TensorInputs(torch.ones(4, 5)), "the data")
 
 
 def test_a_frozen_model_cannot_be_trained():

@@ -33,10 +33,32 @@ class TestLayout:
         layout = Layout(module)
         named = {k: v.clone() for k, v in module.state_dict().items()}
         back = layout.unpack(layout.pack(named))
-        assert same(back, named)
-        assert layout.size == sum(p.numel() for p in module.parameters()) == 9 + 3 + 3 + 3 + 3 + 1
+        assert same(layout.with_frozen(back), named)
+        assert named.keys() - back.keys() == {"scale"}
+        assert layout.size == sum(p.numel() for p in module.parameters() if p.requires_grad) == 9 + 3 + 3 + 3 + 3
         assert layout.aliases["second.weight"] == "first.weight"
         assert layout.aliases["again.running_var"] == "norm.running_var"
+
+    def test_frozen_parameters_are_not_part_of_it(self):
+        module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        module[0].requires_grad_(False)
+        layout = Layout(module)
+        assert (layout.size, list(layout.frozen), list(layout.keys)) == (
+            3,
+            ["0.weight", "0.bias"],
+            ["1.weight", "1.bias"],
+        )
+        whole = module.state_dict()
+        part = {name: tensor for name, tensor in whole.items() if name.startswith("1.")}
+        assert torch.equal(layout.pack(whole).params, layout.pack(part).params)
+        with pytest.raises(StateError, match=r"frozen '0.bias' differs from `model`'s"):
+            layout.pack({**whole, "0.bias": whole["0.bias"] + 1})
+        with pytest.raises(StateError, match="unknown '2"):
+            layout.pack({**whole, "2.bias": whole["0.bias"]})
+
+    def test_all_parameters_frozen_count_as_none(self):
+        layout = Layout(nn.Linear(2, 1).requires_grad_(False))
+        assert (layout.size, layout.frozen) == (3, {})
 
     def test_one_tensor_under_two_names_of_a_state_dict_is_not_tied(self):
         shared = torch.zeros(2)

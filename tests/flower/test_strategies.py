@@ -32,6 +32,7 @@ from fedbe.flower import (
     TrainReply,
     VDistillation,
     client_app,
+    from_record,
     resume,
     strategies,
 )
@@ -424,6 +425,66 @@ def test_one_line_replaces_flowers_own_strategy(made, local_grid):
     expected = server.aggregate(state, updates)
     received = result.arrays.to_torch_state_dict()
     assert all(torch.equal(received[k], expected[k]) for k in expected)
+
+
+class Frozen(Net):
+    """The first layer is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self[0].requires_grad_(False)
+
+
+def _fit_frozen(request):
+    return request.fit(Frozen(), IMAGES, torch.arange(24) % 3, fedbe.LocalSettings(epochs=1))
+
+
+def _return_everything(request):
+    return TrainReply(request.load(Frozen()).state_dict(), num_examples=1)
+
+
+@pytest.mark.parametrize("app", [client_app(_fit_frozen), client_app(_return_everything)], ids=["fit", "own loop"])
+def test_frozen_parameters_do_not_travel(app, local_grid):
+    sent = []
+    grid = local_grid(app, 2, lambda _, reply: sent.append(reply) or reply)
+    ours = FedBE(model=Frozen, unlabeled=IMAGES, distill_epochs=1, **QUIET)
+    result = ours.start(grid, ArrayRecord(Frozen().state_dict()), 2)
+    frozen = {"0.weight", "0.bias"}
+    assert not ours.server.info.set_aside
+    assert not any(frozen & set(record) for reply in sent for record in reply.content.array_records.values())
+    assert not frozen & set(result.arrays)
+    complete = from_record(result.arrays, Frozen())
+    assert torch.equal(complete["0.weight"], Frozen()[0].weight)
+    Frozen().load_state_dict(complete)
+
+
+def test_another_frozen_parameter_is_refused(local_grid):
+    state = Frozen().state_dict()
+    state["0.bias"] = state["0.bias"] + 1
+    with pytest.raises(StateError, match=r"frozen '0.bias' differs"):
+        FedAvg(model=Frozen, **QUIET).start(local_grid(plain_app(), 2), ArrayRecord(state), 1)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 4), nn.Linear(4, 3)
+
+    def forward(self, ids, mask):
+        return {"scores": self.head((self.embed(ids) * mask[..., None]).sum(1))}
+
+
+def test_several_inputs_and_an_output_in_a_dict(local_grid):
+    words = {"ids": torch.arange(24).view(12, 2) % 10, "mask": torch.ones(12, 2)}
+
+    def train(request):
+        settings = fedbe.LocalSettings(epochs=1)
+        return request.fit(TwoInputs(), words, torch.arange(12) % 3, settings, output="scores")
+
+    ours = FedBE(model=TwoInputs, unlabeled=words, output="scores", distill_epochs=1, **QUIET)
+    start = ArrayRecord(TwoInputs().state_dict())
+    ours.start(local_grid(client_app(train), 2), start, 1)
+    assert not ours.server.info.set_aside
 
 
 @pytest.mark.parametrize("made", [FedProx, Scaffold])

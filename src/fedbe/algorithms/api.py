@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from fedbe.algorithms.methods import Method, get_method
 from fedbe.algorithms.server.context import Context, StepInfo
@@ -21,9 +20,9 @@ from fedbe.algorithms.vote import Member, local_predictor, predict, vote
 from fedbe.core.compute import Plan
 from fedbe.core.inputs import Augmentation, Inputs, as_inputs
 from fedbe.core.metrics import Metrics
-from fedbe.core.model_runner import ModelRunner
+from fedbe.core.model_runner import ModelRunner, try_model
 from fedbe.core.updates import ClientId, ClientUpdate
-from fedbe.errors import AggregationError, FedBEError, SettingError, StateError
+from fedbe.errors import AggregationError, SettingError, StateError
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,10 @@ class Server:
 
     Args:
         method: a name of `fedbe methods`, or a `Method` of your own.
-        model: the architecture. It is copied and never changed; its weights do not matter.
-        unlabeled: the server's inputs, for methods that distil: a tensor [J, …], a map-style Dataset, or Inputs.
+        model: the architecture. It is copied and never changed. Its weights do not matter, except frozen ones: if some
+            parameters have requires_grad=False and others not, only the others are combined, sampled and distilled.
+        unlabeled: the server's inputs, for methods that distil: a tensor or array [J, …], several in a tuple or dict, a
+            map-style Dataset, a DataLoader, or Inputs.
         labels: true labels [J] of these inputs. They are used for reports and the oracle targets only.
         augment: (batch, generator) -> batch, applied while the student learns. False switches off that of Inputs.
         seed: all randomness follows from it and the round.
@@ -81,6 +82,8 @@ class Server:
         min_clients: with fewer usable updates, `aggregate` raises AggregationError.
         max_norm_ratio: a client whose change is this many times longer than usual is set aside.
         plan: precision and memory layout.
+        output: which part of the model's output are the logits, a name or a position. Default: a tensor as it is,
+            `logits` of a dict or a Hugging Face `ModelOutput`, the first entry of a tuple.
         variant: paper; released, the forms of the authors' program; or tuned (docs/variants.md).
         **settings: of the method, by name: num_samples=20, members="SA" … `server.method.settings()` lists them.
 
@@ -110,7 +113,7 @@ class Server:
         /,
         model: nn.Module,
         *,
-        unlabeled: "Inputs | Tensor | Dataset[Any] | None" = None,
+        unlabeled: Any = None,
         labels: Tensor | None = None,
         augment: Augmentation | bool | None = None,
         seed: int = 0,
@@ -119,13 +122,14 @@ class Server:
         min_clients: int = 1,
         max_norm_ratio: float = 100.0,
         plan: Plan | None = None,
+        output: str | int | None = None,
         variant: str = "paper",
         **settings: Any,
     ) -> None:
         if isinstance(augment, bool):  # the method has a setting of the same name
             settings["augment"], augment = augment, None
         self.method = _method(method, variant, settings)
-        self.runner = ModelRunner(model, plan)
+        self.runner = ModelRunner(model, plan, output)
         self.limits = Limits(min_clients, max_norm_ratio)
         for name, value in (("rounds", rounds), ("total_clients", total_clients)):
             if value is not None:
@@ -151,20 +155,23 @@ class Server:
         if self.inputs is None:
             raise SettingError(f"{self.method.title} needs unlabeled inputs at the server: give `unlabeled`")
         self.runner.trainable()
-        _try_model(self.runner, self.inputs)
+        try_model(self.runner, self.inputs)
 
     def __repr__(self) -> str:
         inputs = "" if self.inputs is None else f", unlabeled={len(self.inputs)}"
+        fixed = sum(tensor.numel() for tensor in self.runner.layout.frozen.values())
+        frozen = f", frozen={fixed}" if fixed else ""
         return (
-            f"{type(self).__name__}('{self.method.name}', parameters={self.runner.layout.size}{inputs}, "
+            f"{type(self).__name__}('{self.method.name}', parameters={self.runner.layout.size}{frozen}{inputs}, "
             f"seed={self.seed}, round={self.round})"
         )
 
     def aggregate(self, global_state: Mapping[str, Tensor], updates: Iterable[ClientUpdate]) -> dict[str, Tensor]:
-        """The next global `state_dict`. The arguments are not changed.
+        """The next global `state_dict`, with the names of `global_state`. The arguments are not changed.
 
         Args:
-            global_state: the `state_dict` that the clients started from.
+            global_state: the `state_dict` that the clients started from. Frozen parameters may be left out, here and
+                in the updates.
             updates: one ClientUpdate for each client, in any order. A broken one is set aside with a reason.
 
         Raises:
@@ -197,7 +204,7 @@ class Server:
         self.round += 1
         self.memory, self.members = result.memory, result.members
         self.info = RoundInfo(self.round, result.clients, result.set_aside, result.info)
-        return state
+        return {name: state[name] if name in state else global_state[name].clone() for name in global_state}
 
     @property
     def broadcast(self) -> dict[str, dict[str, Tensor]]:
@@ -209,12 +216,12 @@ class Server:
             if name in self.memory
         }
 
-    def predict_proba(self, state: Mapping[str, Tensor], inputs: "Inputs | Tensor | Dataset[Any]") -> Tensor:
+    def predict_proba(self, state: Mapping[str, Tensor], inputs: Any) -> Tensor:
         """Probabilities [N, classes, …] of the model, or the vote of the members where the method keeps them.
 
         Args:
             state: a global `state_dict`, as `aggregate` returns it.
-            inputs: a tensor [N, …], a map-style Dataset, or Inputs.
+            inputs: as `unlabeled` of the constructor.
         """
         given = as_inputs(inputs, name="inputs")
         if self.members:
@@ -378,19 +385,6 @@ def _method(method: str | Method, variant: str, settings: Mapping[str, Any]) -> 
     if not isinstance(method, str):
         raise SettingError(f"`method` must be a name or a fedbe Method, got {type(method).__name__}")
     return get_method(method, variant, **settings)
-
-
-@torch.no_grad()
-def _try_model(runner: ModelRunner, inputs: Inputs) -> None:
-    """Run the first inputs through the model."""
-    runner.module.eval()
-    few = inputs.batch(torch.arange(min(2, len(inputs))))
-    try:
-        runner.logits(few)
-    except FedBEError:
-        raise
-    except Exception as error:
-        raise SettingError(f"`model` cannot run on `unlabeled`: {error}") from error
 
 
 def _check_range(state: Mapping[str, Tensor]) -> None:

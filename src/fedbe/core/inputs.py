@@ -1,18 +1,22 @@
 """Inputs of a model: any object that makes a batch from indices.
 
-`fedbe.data`'s `BatchLoader` is one. `as_inputs` makes one from a plain tensor or a torch `Dataset`.
+`fedbe.data`'s `BatchLoader` is one. `as_inputs` makes one from tensors, arrays, a torch `Dataset` or a `DataLoader`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sized
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader
 
 from fedbe.errors import SettingError
 
-Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+# What a model takes: one tensor [N, …]; several in a tuple, as positional arguments; or in a dict, by argument name.
+Batch = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+Augmentation = Callable[[Any, torch.Generator], Any]  # (batch, generator) -> batch
+LABEL_NAMES = ("label", "labels")  # entries of a dict that are not inputs
 
 
 @runtime_checkable
@@ -22,49 +26,86 @@ class Inputs(Protocol):
     def __len__(self) -> int:
         """J, the number of inputs."""
 
-    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The inputs at `index` [N] as one tensor [N, …].
+    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Batch:
+        """The inputs at `index` [N]: one tensor [N, …], or a tuple or dict of such tensors.
 
         With a generator they are augmented, and all random draws come from it. Without one they are plain.
         """
 
 
+def tensors_of(batch: Batch) -> tuple[Tensor, ...]:
+    """The tensors of a batch, in their order."""
+    if isinstance(batch, Tensor):
+        return (batch,)
+    return tuple(batch.values()) if isinstance(batch, dict) else batch
+
+
+def map_batch(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
+    """The batch with the function applied to each of its tensors.
+
+    Example:
+        >>> map_batch(lambda t: t + 1, {"ids": torch.tensor([1]), "mask": torch.tensor([0])})
+        {'ids': tensor([2]), 'mask': tensor([1])}
+    """
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, dict):
+        return {name: function(tensor) for name, tensor in batch.items()}
+    return tuple(map(function, batch))
+
+
+def count_of(batch: Batch) -> int:
+    """N, the number of examples in a batch."""
+    return len(tensors_of(batch)[0])
+
+
 class TensorInputs:
-    """Inputs in one tensor.
+    """Inputs in memory: one tensor, or several.
 
     Args:
-        tensor: The inputs [J, …].
-        augment: A function (batch [N, …], generator) -> batch [N, …]; default: no augmentation.
+        tensor: The inputs [J, …], or a tuple or dict of such tensors.
+        augment: A function (batch, generator) -> batch of the same kind; default: no augmentation.
     """
 
-    def __init__(self, tensor: Tensor, augment: Augmentation | None = None) -> None:
+    def __init__(self, tensor: Batch, augment: Augmentation | None = None) -> None:
         self.tensor, self._augment = tensor, augment
 
     def __len__(self) -> int:
-        return len(self.tensor)
+        return count_of(self.tensor)
 
-    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Batch:
         """The inputs at `index`, augmented if there is an augmentation and a generator."""
-        batch = self.tensor[index.to(self.tensor.device)]
+        batch = map_batch(lambda tensor: tensor[index.to(tensor.device)], self.tensor)
         if self._augment is None or generator is None:
             return batch
-        augmented = self._augment(batch, generator)
-        if not isinstance(augmented, Tensor) or not augmented.ndim or len(augmented) != len(batch):
-            received = list(augmented.shape) if isinstance(augmented, Tensor) else type(augmented).__name__
-            raise SettingError(f"`augment` must return a batch of {len(batch)} inputs, got {received}")
-        return augmented
+        return _checked_augmentation(self._augment(batch, generator), len(index))
 
 
-def as_inputs(
-    source: "Inputs | Tensor | Dataset[object]", augment: Augmentation | None = None, name: str = "unlabeled"
-) -> Inputs:
+def _checked_augmentation(augmented: Any, count: int) -> Batch:
+    try:
+        tensors = tensors_of(augmented)
+        fits = bool(tensors) and all(isinstance(t, Tensor) and t.ndim and len(t) == count for t in tensors)
+    except TypeError:
+        fits = False
+    if not fits:
+        received = list(augmented.shape) if isinstance(augmented, Tensor) else type(augmented).__name__
+        raise SettingError(f"`augment` must return a batch of {count} inputs, got {received}")
+    return augmented  # type: ignore[no-any-return]
+
+
+def as_inputs(source: Any, augment: Augmentation | None = None, name: str = "unlabeled") -> Inputs:
     """Make `Inputs` from what a user gives.
 
     Args:
-        source: A tensor [J, …]; a map-style Dataset of tensors, or of tuples that begin with a tensor; or `Inputs`,
-            which are returned as they are. A Dataset is read once into one tensor, so its random transforms are
-            drawn once.
-        augment: A function (batch, generator) -> batch, for a tensor or a Dataset.
+        source: One of
+
+            - a tensor or NumPy array [J, …]; or several in a tuple (positional arguments of the model) or in a dict
+              (arguments by name);
+            - a map-style Dataset, a list or a DataLoader. Of an item that is a tuple or a list, the first entry is the
+              input and the rest is ignored; of a dict, "label" and "labels" are ignored. It is read once into memory,
+              so its random transforms are drawn once;
+            - `Inputs`, which are returned as they are.
+        augment: A function (batch, generator) -> batch, for everything except `Inputs`.
         name: How an error message calls `source`.
 
     Raises:
@@ -74,20 +115,85 @@ def as_inputs(
         >>> as_inputs(torch.tensor([[1.0], [2.0], [3.0]])).batch(torch.tensor([2, 0]))
         tensor([[3.],
                 [1.]])
+        >>> as_inputs({"ids": torch.tensor([[1], [2]]), "mask": torch.tensor([[0], [1]])}).batch(torch.tensor([1]))
+        {'ids': tensor([[2]]), 'mask': tensor([[1]])}
     """
     if augment is not None and not callable(augment):
         raise SettingError(f"`augment` must be a function (batch, generator) -> batch, got {augment!r}")
-    if isinstance(source, Tensor):
-        return TensorInputs(_checked(source, name), augment)
     if isinstance(source, Inputs):
         if augment is not None:
-            raise SettingError("`augment` needs a tensor or a Dataset: Inputs augment by themselves")
+            raise SettingError("`augment` needs tensors or a Dataset: Inputs augment by themselves")
         if not len(source):
             raise SettingError(f"`{name}` is empty")
         return source
-    if isinstance(source, Sized) and hasattr(source, "__getitem__") and not isinstance(source, Mapping | str | bytes):
-        return TensorInputs(_checked(_stack(source, name), name), augment)
-    raise SettingError(f"`{name}` must be a tensor, a map-style Dataset or Inputs, got {type(source).__name__}")
+    return TensorInputs(_checked(_read(source, name), name), augment)
+
+
+def _read(source: Any, name: str) -> Batch:
+    """All inputs of a source as one batch."""
+    if isinstance(source, DataLoader):
+        return _join([_input_of(batch) for batch in source], name, torch.cat)
+    if isinstance(source, Tensor | np.ndarray | Mapping | tuple):
+        return _as_batch(source, name)
+    if isinstance(source, Sized) and hasattr(source, "__getitem__") and not isinstance(source, str | bytes):
+        return _join([_input_of(source[i]) for i in range(len(source))], name, torch.stack)
+    raise SettingError(
+        f"`{name}` must be tensors, arrays, a map-style Dataset, a DataLoader or Inputs, got {type(source).__name__}"
+    )
+
+
+def _input_of(item: Any) -> Any:
+    return item[0] if isinstance(item, tuple | list) and len(item) else item
+
+
+def _as_batch(value: Any, name: str) -> Batch:
+    """A tensor or array as it is; a tuple or dict of them."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, Mapping):
+        kept = {str(key): part for key, part in value.items() if key not in LABEL_NAMES}
+        return {key: _one_tensor(part, f"{name}: '{key}'") for key, part in kept.items()}
+    if isinstance(value, tuple):
+        return tuple(_one_tensor(part, name) for part in value)
+    raise SettingError(f"`{name}` must be a tensor, got {type(value).__name__}: add a transform")
+
+
+def _one_tensor(value: Any, name: str) -> Tensor:
+    batch = _as_batch(value, name)
+    if not isinstance(batch, Tensor):
+        raise SettingError(f"`{name}` must be a tensor, got {type(value).__name__}")
+    return batch
+
+
+def _join(items: Sequence[Any], name: str, join: Callable[[list[Tensor]], Tensor]) -> Batch:
+    """Stack items, or concatenate batches, tensor by tensor."""
+    if not items:
+        return torch.empty(0)
+    rows = [_as_batch(item, f"{name}[{i}]") for i, item in enumerate(items)]
+    shapes = [_item_shapes(row, join is torch.cat) for row in rows]
+    for i, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise SettingError(
+                f"`{name}`[{i}] has shape {_text(shape)}, the first has {_text(shapes[0])}: "
+                "all inputs must have one shape"
+            )
+    joined = [join(list(parts)) for parts in zip(*map(tensors_of, rows), strict=True)]
+    first = rows[0]
+    if isinstance(first, dict):
+        return dict(zip(first, joined, strict=True))
+    return joined[0] if isinstance(first, Tensor) else tuple(joined)
+
+
+def _item_shapes(row: Batch, is_batch: bool) -> dict[Any, list[int]]:
+    """The shape of one input, by name or position; of a batch, without its first axis."""
+    named = row if isinstance(row, dict) else dict(enumerate(tensors_of(row)))
+    return {key: list(tensor.shape[1:] if is_batch else tensor.shape) for key, tensor in named.items()}
+
+
+def _text(shapes: dict[Any, list[int]]) -> str:
+    return str(shapes[0]) if list(shapes) == [0] else str(shapes)
 
 
 def batches(count: int, size: int, order: Tensor | None = None) -> Iterator[Tensor]:
@@ -115,27 +221,22 @@ def batches(count: int, size: int, order: Tensor | None = None) -> Iterator[Tens
     yield from parts
 
 
-def _stack(source: Sized, name: str) -> Tensor:
-    rows: list[Tensor] = []
-    for i in range(len(source)):
-        item = source[i]  # type: ignore[index]
-        first = item[0] if isinstance(item, tuple | list) else item
-        if not isinstance(first, Tensor):
-            raise SettingError(f"`{name}`[{i}] must be a tensor, got {type(first).__name__}: add a transform")
-        if rows and first.shape != rows[0].shape:
-            raise SettingError(
-                f"`{name}`[{i}] has shape {list(first.shape)}, the first has {list(rows[0].shape)}: "
-                "all inputs must have one shape"
-            )
-        rows.append(first)
-    return torch.stack(rows) if rows else torch.empty(0)
+def _checked(batch: Batch, name: str) -> Batch:
+    tensors = tensors_of(batch)
+    if not tensors:
+        raise SettingError(f"`{name}` has no tensors")
+    for tensor in tensors:
+        _check_tensor(tensor, name)
+    if len({len(tensor) for tensor in tensors}) > 1:
+        lengths = ", ".join(str(len(tensor)) for tensor in tensors)
+        raise SettingError(f"`{name}` must have tensors of one length, got {lengths}")
+    return map_batch(Tensor.detach, batch)
 
 
-def _checked(tensor: Tensor, name: str) -> Tensor:
+def _check_tensor(tensor: Tensor, name: str) -> None:
     if tensor.ndim < 1 or not len(tensor):
         raise SettingError(f"`{name}` must be a tensor [J, …] with J > 0, got shape {list(tensor.shape)}")
     if tensor.layout != torch.strided or tensor.is_meta:
         raise SettingError(f"`{name}` must be a dense tensor with data")
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         raise SettingError(f"`{name}` must be finite, but holds NaN or infinite values")
-    return tensor.detach()

@@ -52,7 +52,10 @@ def compute_metrics(probabilities: Tensor, labels: Tensor) -> Metrics:
         >>> metrics.accuracy, round(metrics.confidence, 2), round(metrics.ece, 2)
         (0.5, 0.85, 0.45)
     """
-    labels = _checked(labels, probabilities)
+    if len(labels) != len(probabilities):
+        raise SettingError(f"`labels` must be as many as predictions, {len(probabilities)}, got {len(labels)}")
+    check_labels(labels, probabilities)
+    labels = labels.to(probabilities.device)
     if not bool(torch.isfinite(probabilities).all()):
         raise AggregationError("the model's predictions are NaN or infinite: it has diverged; lower the step size")
     top, predicted = probabilities.max(1)
@@ -69,14 +72,22 @@ def compute_metrics(probabilities: Tensor, labels: Tensor) -> Metrics:
     )
 
 
-def _checked(labels: Tensor, probabilities: Tensor) -> Tensor:
-    classes = probabilities.shape[1]
-    expected = [len(probabilities), *probabilities.shape[2:]]
-    if list(labels.shape) != expected:
-        raise SettingError(f"`labels` must have the shape {expected} of the predictions, got {list(labels.shape)}")
-    if bool(((labels < 0) | (labels >= classes)).any()):
+def check_labels(labels: Tensor, outputs: Tensor, ignored: int | None = None) -> None:
+    """Raise a SettingError unless labels [N, …] are classes of the outputs [N, classes, …].
+
+    Args:
+        labels: True classes. There may be more of them than outputs.
+        outputs: Logits or probabilities.
+        ignored: A label that is valid, too, or None.
+    """
+    classes, shape = outputs.shape[1], list(outputs.shape[2:])
+    if labels.is_floating_point() or list(labels.shape[1:]) != shape:
+        raise SettingError(
+            f"`labels` must be whole numbers of shape {['N', *shape]} for the outputs {list(outputs.shape)}, because "
+            f"fedbe is for single-label classification; got {labels.dtype} of shape {list(labels.shape)}"
+        )
+    if bool((((labels < 0) | (labels >= classes)) & (labels != ignored if ignored is not None else True)).any()):
         raise SettingError(
             f"`labels` must be from 0 to {classes - 1} for the model's {classes} classes, "
             f"got {int(labels.min())} to {int(labels.max())}"
         )
-    return labels.to(probabilities.device)

@@ -4,13 +4,16 @@ Each process has one. Nothing is rebuilt for each model, and the caller's module
 """
 
 import copy
+import warnings
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from fedbe.core.compute import Plan
+from fedbe.core.inputs import Batch, Inputs, count_of, map_batch, tensors_of
 from fedbe.core.state import Layout, ModelState
-from fedbe.errors import ModelError, SettingError
+from fedbe.errors import FedBEError, ModelError, ModelWarning, SettingError
 
 
 class ModelRunner:
@@ -19,6 +22,8 @@ class ModelRunner:
     Args:
         module: The architecture. It is copied in the working dtype of its layout (half precision computes in float32).
         plan: How passes are computed; default `Plan()`.
+        output: Which part of the module's output are the logits, a name or a position. Default: a tensor as it is,
+            `logits` of a dict or an object (such as a Hugging Face `ModelOutput`), the first entry of a tuple.
 
     Attributes:
         layout: Which tensor lies where in a flat vector.
@@ -37,12 +42,13 @@ class ModelRunner:
         [[4.0, 4.0, 4.0]]
     """
 
-    def __init__(self, module: nn.Module, plan: Plan | None = None) -> None:
+    def __init__(self, module: nn.Module, plan: Plan | None = None, output: str | int | None = None) -> None:
         if not isinstance(module, nn.Module):
             raise ModelError(f"`model` must be a torch.nn.Module, got {type(module).__name__}")
         if not isinstance(plan, Plan | None):
             raise SettingError(f"`plan` must be a fedbe.Plan, got {plan!r}")
-        self.plan = plan or Plan()
+        self.plan, self._output = plan or Plan(), output
+        self._task_is_checked = False
         self.layout = Layout(module)
         self.module = _copy_of(module).to(self.layout.dtype)
         self.channels_last = self.plan.channels_last
@@ -88,61 +94,76 @@ class ModelRunner:
             return torch.empty(0, dtype=self.layout.dtype, device=self.device)
         return torch.cat([t.detach().reshape(-1) for t in tensors])
 
-    def logits(self, batch: Tensor) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         """One forward pass in the current mode of the module.
 
         Args:
-            batch: Inputs [N, …], on any device.
+            batch: Inputs [N, …], on any device; several tensors in a tuple (positional arguments of the module) or a
+                dict (arguments by name).
 
         Returns:
             Logits [N, classes, …] in the working dtype.
 
         Raises:
-            ModelError: The module does not return one tensor of logits for at least two classes.
+            ModelError: The module does not return logits for at least two classes.
         """
-        batch = self._placed(batch)
+        batch = map_batch(self._placed, batch)
         self.choose_memory_format(batch)
-        if batch.ndim == 4:
-            batch = batch.contiguous(memory_format=torch.channels_last) if self.channels_last else plain_layout(batch)
+        batch = map_batch(self._formatted, batch)
         with self.plan.autocast(self.device):
-            out = self.module(batch)
-        return _checked_logits(out, len(batch)).to(self.layout.dtype)
+            out = _call(self.module, batch)
+        logits = _checked_logits(_select(out, self._output), count_of(batch))
+        if not self._task_is_checked:
+            _check_task(logits)
+            self._task_is_checked = True
+        return logits.to(self.layout.dtype)
 
-    def choose_memory_format(self, images: Tensor) -> None:
+    def _placed(self, tensor: Tensor) -> Tensor:
+        """A tensor on the module's device, in the working dtype if it is floating-point."""
+        return tensor.to(self.device, self.layout.dtype if tensor.is_floating_point() else None)
+
+    def _formatted(self, tensor: Tensor) -> Tensor:
+        """Images in the memory layout of the module; another tensor as it is."""
+        if tensor.ndim != 4:
+            return tensor
+        return tensor.contiguous(memory_format=torch.channels_last) if self.channels_last else plain_layout(tensor)
+
+    def choose_memory_format(self, batch: Batch) -> None:
         """Decide once, on the first images, whether the module computes in channels-last.
 
         A module that calls `x.view(…)` after a convolution runs in plain torch, but not in channels-last: it then
         computes in the plain layout. If the module fails in both, nothing is decided: its next pass raises the error.
 
         Args:
-            images: Inputs [N, C, H, W], of which the first is used. Inputs of another shape decide nothing.
+            batch: Inputs, of which the first is used. Inputs without a tensor [N, C, H, W] decide nothing.
         """
-        if self._format_chosen or images.ndim != 4:
+        if self._format_chosen or all(tensor.ndim != 4 for tensor in tensors_of(batch)):
             return
-        image = self._placed(images[:1])
-        works = next((form for form in (True, False) if self._runs(image, channels_last=form)), None)
+        first = map_batch(lambda tensor: self._placed(tensor[:1]), batch)
+        works = next((form for form in (True, False) if self._runs(first, channels_last=form)), None)
         self._format_chosen = works is not None
         if works is False:
             self.channels_last = False
             _set_memory_format(self.module, torch.contiguous_format)
 
-    def _placed(self, batch: Tensor) -> Tensor:
-        """A batch on the module's device, in the working dtype if it is floating-point."""
-        return batch.to(self.device, self.layout.dtype if batch.is_floating_point() else None)
-
-    def _runs(self, image: Tensor, *, channels_last: bool) -> bool:
+    def _runs(self, first: Batch, *, channels_last: bool) -> bool:
         """Whether a copy of the module trains and predicts in this layout. The module and torch's RNG do not change."""
         form = torch.channels_last if channels_last else torch.contiguous_format
         module = _copy_of(self.module)
         _set_memory_format(module, form)
-        pair = torch.cat([image, image]).clone(memory_format=form)  # BatchNorm cannot train on one
+
+        def twice(tensor: Tensor) -> Tensor:  # BatchNorm cannot train on one
+            pair = torch.cat([tensor, tensor])
+            return pair.clone(memory_format=form) if pair.ndim == 4 else pair
+
+        pair = map_batch(twice, first)
         devices = [self.device] if self.device.type == "cuda" else []
         try:
             with torch.random.fork_rng(devices), torch.enable_grad():
                 for mode in (True, False):
                     module.train(mode)
                     with self.plan.autocast(self.device):
-                        out = module(pair)
+                        out = _select(_call(module, pair), self._output)
                     if isinstance(out, Tensor) and out.requires_grad:
                         out.sum().backward()  # type: ignore[no-untyped-call]
         except Exception:
@@ -186,14 +207,76 @@ def _copy_of(module: nn.Module) -> nn.Module:
         raise ModelError(f"`model` cannot be copied ({error}); give a module that copy.deepcopy accepts") from error
 
 
+def try_model(runner: ModelRunner, inputs: Inputs, what: str = "`unlabeled`") -> None:
+    """Run the first two inputs through the model, to refuse now what would fail only after all clients have trained.
+
+    Raises:
+        SettingError: The model fails on them.
+        ModelError: Its output does not consist of logits.
+    """
+    runner.module.eval()
+    few = inputs.batch(torch.arange(min(2, len(inputs))))
+    try:
+        with torch.enable_grad():  # `_check_task` reads the last operation
+            runner.logits(few)
+    except FedBEError:
+        raise
+    except Exception as error:
+        raise SettingError(f"`model` cannot run on {what}: {error}") from error
+
+
+def _call(module: nn.Module, batch: Batch) -> object:
+    if isinstance(batch, dict):
+        return module(**batch)
+    return module(*batch) if isinstance(batch, tuple) else module(batch)
+
+
+def _select(out: object, output: str | int | None) -> object:
+    """The part of a model's output that `output` names."""
+    if output is None:
+        if isinstance(out, Tensor):
+            return out
+        output = "logits" if isinstance(out, Mapping) or hasattr(out, "logits") else 0
+    try:
+        if isinstance(output, str) and not isinstance(out, Mapping):
+            return getattr(out, output)
+        return out[output]  # type: ignore[index]
+    except (KeyError, IndexError, TypeError, AttributeError):
+        has = f" with {', '.join(map(str, out))}" if isinstance(out, Mapping) else ""
+        raise ModelError(
+            f"`model` must return logits, but its output ({type(out).__name__}{has}) has no {output!r}: "
+            "name the logits with `output`"
+        ) from None
+
+
 def _checked_logits(out: object, count: int) -> Tensor:
     if not isinstance(out, Tensor):
         raise ModelError(f"`model` must return one tensor of logits, got {type(out).__name__}")
     if out.ndim < 2 or len(out) != count or not out.is_floating_point():
         raise ModelError(
-            f"`model` must return logits of shape [N, classes, …] with N = {count}, "
+            f"`model` must return logits of shape [N, classes, …] with N = {count} (single-label classification), "
             f"got {out.dtype} of shape {list(out.shape)}"
         )
     if out.shape[1] < 2:
-        raise ModelError("`model` returns one logit, whose softmax is always 1: return one for each class")
+        raise ModelError(
+            "`model` returns one number for each input, but fedbe is for single-label classification: "
+            "return one logit for each class, at least two"
+        )
     return out
+
+
+def _check_task(out: Tensor) -> None:
+    """Refuse the outputs of a sigmoid; warn if the outputs are probabilities already."""
+    if out.grad_fn is not None and out.grad_fn.name().startswith("Sigmoid"):
+        raise ModelError(
+            "`model` ends in a sigmoid (multi-label), but fedbe is for single-label classification: "
+            "return logits, of which one class is right"
+        )
+    values = out.detach()
+    if bool((values >= 0).all()) and bool(((values.sum(1) - 1).abs() < 1e-3).all()):
+        warnings.warn(
+            "`model` returns probabilities (its outputs sum to 1), and fedbe applies the softmax itself: "
+            "remove the model's last softmax",
+            ModelWarning,
+            stacklevel=3,
+        )

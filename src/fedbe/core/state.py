@@ -78,8 +78,12 @@ class Layout:
         source: A module, or a plain `state_dict`. A `state_dict` does not tell parameters from buffers, so all of its
             floating-point tensors count as parameters, and tied weights count as separate ones.
 
+    If some parameters of a module have requires_grad=False and others not (LoRA, a frozen backbone), the frozen ones
+    are not part of the layout: they are never sent, averaged or sampled.
+
     Attributes:
-        keys: The names of the `state_dict`, in its order.
+        keys: The names of the `state_dict`, in its order, without frozen parameters.
+        frozen: The frozen parameters by name; empty if all parameters are frozen or none.
         params: The slots of the parameters, tied ones once.
         buffers: The slots of the floating-point buffers.
         counters: Shape and dtype of the integer and boolean buffers, by name.
@@ -102,29 +106,34 @@ class Layout:
 
     def __init__(self, source: nn.Module | Mapping[str, Tensor]) -> None:
         entries, params = _entries(source)
+        self.device = next(iter(entries.values())).device
+        self.dtype = torch.float64 if torch.float64 in {t.dtype for t in entries.values()} else torch.float32
+        self._all_keys = tuple(entries)
+        self.frozen = _frozen(entries)
+        entries, params = ({n: t for n, t in part.items() if n not in self.frozen} for part in (entries, params))
         self.aliases = _aliases(entries, params) if isinstance(source, nn.Module) else {}
         rest = {n: t for n, t in entries.items() if n not in params and n not in self.aliases}
         self.keys: tuple[str, ...] = tuple(entries)
         self.params = _slots(params)
         self.buffers = _slots({n: t for n, t in rest.items() if t.is_floating_point()})
         self.counters = {n: (t.shape, t.dtype) for n, t in rest.items() if not t.is_floating_point()}
-        self.device = next(iter(entries.values())).device
-        self.dtype = torch.float64 if torch.float64 in {t.dtype for t in entries.values()} else torch.float32
 
     @property
     def size(self) -> int:
-        """P: the number of parameters, tied ones counted once."""
+        """P: the number of parameters, tied ones counted once, frozen ones not."""
         return _total(self.params)
 
     def pack(self, named: Mapping[str, Tensor], what: str = "the state") -> ModelState:
         """Copy a `state_dict` into flat vectors.
 
         Args:
-            named: Tensors with the keys, shapes and dtypes of this layout. They are not changed.
+            named: Tensors with the keys, shapes and dtypes of this layout. They are not changed. Frozen parameters may
+                be among them.
             what: How an error message calls `named`.
 
         Raises:
-            StateError: A key, shape or dtype differs, or the copies of a tied tensor differ.
+            StateError: A key, shape or dtype differs, the copies of a tied tensor differ, or a frozen parameter has
+                other values than the module's.
         """
         if not isinstance(named, Mapping):
             raise StateError(f"{what} must be a mapping of names to tensors, got {type(named).__name__}")
@@ -136,7 +145,15 @@ class Layout:
         params, buffers = self._flatten(named, self.params, what), self._flatten(named, self.buffers, what)
         for name, source in self.aliases.items():
             _check_tied(named, name, source, what)
+        for name in self.frozen.keys() & named.keys():
+            self._check_frozen(named[name], name, what)
         return ModelState(params, buffers, counters)
+
+    def _check_frozen(self, tensor: object, name: str, what: str) -> None:
+        expected = self.frozen[name]
+        checked = _check_tensor(tensor, name, expected.shape, expected.dtype, what)
+        if not torch.equal(checked.detach().to(expected.device), expected):
+            raise StateError(f"{what}: the frozen '{name}' differs from `model`'s: build both from the same weights")
 
     def packed(self, state: ModelState | Mapping[str, Tensor], what: str = "the state") -> ModelState:
         """A packed state as it is, after a check; a `state_dict` packed."""
@@ -160,6 +177,10 @@ class Layout:
         for slots, vector in ((self.params, state.params), (self.buffers, state.buffers)):
             named |= {s.name: s.view(vector).to(s.dtype, copy=True) for s in slots}
         return {name: named[self.aliases.get(name, name)] for name in self.keys}
+
+    def with_frozen(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A complete `state_dict`: the named tensors, and copies of the frozen parameters."""
+        return {name: named[name] if name in named else self.frozen[name].clone() for name in self._all_keys}
 
     def pack_params(self, named: Mapping[str, Tensor] | Tensor, what: str) -> Tensor:
         """A vector [P] from named tensors with the shapes of the parameters, such as SCAFFOLD's control variates."""
@@ -195,7 +216,7 @@ class Layout:
 
     def _check_keys(self, named: Mapping[str, Tensor], what: str) -> None:
         missing = [k for k in self.keys if k not in named]
-        known = set(self.keys)
+        known = {*self.keys, *self.frozen}
         extra = [str(k) for k in named if k not in known]
         problems = [f"lacks {_some(missing)}"] if missing else []
         problems += [f"has unknown {_some(extra)}"] if extra else []
@@ -244,6 +265,14 @@ def _entries(source: nn.Module | Mapping[str, Tensor]) -> tuple[dict[str, Tensor
     floats = {n: t for n, t in source.items() if isinstance(t, Tensor) and t.is_floating_point()}
     _check_supported(source, floats, "the state", StateError)
     return dict(source), floats
+
+
+def _frozen(entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters without gradients, if others have one. A plain `state_dict` has no parameters."""
+    params = {n: t for n, t in entries.items() if isinstance(t, nn.Parameter)}
+    if not any(p.requires_grad for p in params.values()):
+        return {}
+    return {n: p.detach() for n, p in params.items() if not p.requires_grad}
 
 
 def _aliases(entries: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> dict[str, str]:

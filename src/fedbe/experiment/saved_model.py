@@ -94,7 +94,7 @@ def save(folder: Path, members: Sequence[Member], layout: Layout, federation: Fe
     tensors: dict[str, Tensor] = {}
     for i, member in enumerate(members):
         prefix = f"member{i}." if len(members) > 1 else ""
-        tensors |= {prefix + name: t for name, t in layout.unpack(member.state).items()}
+        tensors |= {prefix + name: t for name, t in layout.with_frozen(layout.unpack(member.state)).items()}
     header = {
         "model": asdict(federation.model),
         "classes": list(federation.classes),

@@ -50,7 +50,7 @@ def to_record(state: Mapping[str, Tensor], extras: Mapping[str, Mapping[str, Ten
 
 
 def from_record(record: ArrayRecord, model: nn.Module) -> dict[str, Tensor]:
-    """Read the `state_dict` of a model from a record; extras are left out.
+    """Read the `state_dict` of a model from a record; extras are left out, frozen parameters are the model's own.
 
     Args:
         record: a record from `to_record`, or one that Flower made of a `state_dict`.
@@ -68,14 +68,26 @@ def from_record(record: ArrayRecord, model: nn.Module) -> dict[str, Tensor]:
         >>> torch.equal(state["weight"], model.weight)
         True
     """
-    arrays, _ = split_extras(record)
-    return read_arrays(arrays, state_spec(Layout(model)), "the record")
+    layout = Layout(model)
+    return layout.with_frozen(read_state(split_extras(record)[0], layout, "the record"))
 
 
 def state_spec(layout: Layout) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Shape and dtype of every entry of a model's `state_dict`."""
     by_name = {s.name: (s.shape, s.dtype) for s in (*layout.params, *layout.buffers)} | layout.counters
     return {name: by_name[layout.aliases.get(name, name)] for name in layout.keys}
+
+
+def read_state(arrays: Mapping[str, Array], layout: Layout, what: str) -> dict[str, Tensor]:
+    """The tensors of a model that travel. StateError if they do not fit the layout.
+
+    Flower's own clients send complete states. Frozen parameters among them must be the layout's; they are left out.
+    """
+    frozen = {name: (t.shape, t.dtype) for name, t in layout.frozen.items() if name in arrays}
+    tensors = read_arrays(arrays, state_spec(layout) | frozen, what)
+    if frozen:
+        layout.pack(tensors, what)  # checks them
+    return {name: tensors[name] for name in layout.keys}
 
 
 def params_spec(layout: Layout) -> dict[str, tuple[torch.Size, torch.dtype]]:

@@ -26,7 +26,7 @@ from fedbe.core.updates import check_num_examples
 from fedbe.errors import AggregationError, SettingError, StateError
 from fedbe.experiment.run_state import RunState
 from fedbe.flower import messages
-from fedbe.flower.arrays import read_arrays, split_extras, state_spec, to_record
+from fedbe.flower.arrays import read_state, split_extras, to_record
 from fedbe.flower.nodes import NodeManager, sender
 from fedbe.flower.recorder import RunRecorder, round_line
 from fedbe.flower.replies import RoundReplies, average_metrics, check_no_error, describe_unreadable, num_examples
@@ -256,7 +256,7 @@ class MethodStrategy(FlowerFedAvg):
         return metrics
 
     def _read_model(self, arrays: ArrayRecord) -> dict[str, Tensor]:
-        return read_arrays(split_extras(arrays)[0], state_spec(self.server.runner.layout), "the global model")
+        return read_state(split_extras(arrays)[0], self.server.runner.layout, "the global model")
 
     def _sample(self, grid: Grid, fraction: float, minimum: int, role: str, number: int) -> list[int]:
         """Nodes for one role in one round, drawn with the server's seed."""

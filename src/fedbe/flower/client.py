@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from fedbe.algorithms.client.training import LocalSettings, train
 from fedbe.algorithms.methods import Method
 from fedbe.core.compute import Plan
-from fedbe.core.inputs import Augmentation, Inputs, as_inputs
+from fedbe.core.inputs import Augmentation, as_inputs
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.random import generator
 from fedbe.core.state import Layout, ModelState
 from fedbe.core.updates import ClientId
 from fedbe.errors import SettingError, StateError
 from fedbe.flower import messages
-from fedbe.flower.arrays import params_spec, read_arrays, split_extras, state_spec, to_record
+from fedbe.flower.arrays import params_spec, read_arrays, read_state, split_extras, to_record
 
 MEMORY = "fedbe.memory"  # the record in the Context's state, which Flower keeps between the rounds of a run
 
@@ -87,32 +87,37 @@ class TrainRequest:
         return self.instructions.method
 
     def load(self, model: nn.Module) -> nn.Module:
-        """Load the global weights into a module and return it. StateError if they do not fit."""
+        """Load the global weights into a module and return it. StateError if they do not fit.
+
+        Frozen parameters do not travel and stay as they are.
+        """
         arrays, _ = split_extras(self.arrays)
-        model.load_state_dict(read_arrays(arrays, state_spec(Layout(model)), "the global model"))
+        model.load_state_dict(read_state(arrays, Layout(model), "the global model"), strict=False)
         return model
 
     def fit(
         self,
         model: nn.Module,
-        inputs: "Inputs | Tensor | torch.utils.data.Dataset[Any]",
+        inputs: Any,
         labels: Tensor,
         settings: LocalSettings | None = None,
         *,
         augment: Augmentation | None = None,
         plan: Plan | None = None,
+        output: str | int | None = None,
     ) -> TrainReply:
         """Train by local SGD from the global model, with the rules of the server's method.
 
         The result is a function of (seed, round, client id) and the data.
 
         Args:
-            model: the architecture. It is copied, and its weights do not matter.
-            inputs: the client's inputs: a tensor [N, …], a map-style Dataset, or Inputs.
+            model: the architecture. It is copied. Its weights do not matter, except frozen ones, which are not sent.
+            inputs: the client's inputs, in any form that `unlabeled` of `fedbe.Server` has.
             labels: class indices [N].
             settings: epochs, batch size, learning rate and so on. Default: `LocalSettings()`.
             augment: (batch, generator) -> batch. Default: none.
             plan: precision and memory layout. Default: float32.
+            output: which part of the model's output are the logits, as in `fedbe.Server`.
 
         Returns:
             A complete reply; the metric "train-loss" is included if it is finite.
@@ -120,7 +125,7 @@ class TrainRequest:
         Raises:
             StateError: the global model does not fit `model`, or the client's memory was lost.
         """
-        runner = ModelRunner(model, plan)
+        runner = ModelRunner(model, plan, output)
         state, broadcast, memory = self._received(runner.layout)
         result = train(
             runner,
@@ -145,7 +150,7 @@ class TrainRequest:
     def _received(self, layout: Layout) -> tuple[ModelState, dict[str, Any], dict[str, Any]]:
         """The global model, the extras that every client gets, and this client's memory."""
         arrays, extras = split_extras(self.arrays)
-        state = layout.pack(read_arrays(arrays, state_spec(layout), "the global model"))
+        state = layout.pack(read_state(arrays, layout, "the global model"))
         broadcast: dict[str, Any] = {}
         memory: dict[str, Any] = {}
         for name, extra in extras.items():
@@ -187,10 +192,12 @@ def client_app(train: Callable[[TrainRequest], TrainReply]) -> ClientApp:
         if reply.memory:
             context.state[MEMORY] = to_record(reply.memory)
         key = next(iter(message.content.array_records))
+        # A frozen parameter does not come with the request, so it is not sent back.
+        state = {name: tensor for name, tensor in reply.state.items() if name in request.arrays}
         metrics: dict[str, Any] = {request.instructions.weight_key: reply.num_examples, **reply.metrics}
         content = RecordDict(
             {
-                key: to_record(reply.state, reply.extras),
+                key: to_record(state, reply.extras),
                 "metrics": MetricRecord(metrics),
                 messages.RECORD: messages.client_record(context, reply.applied_method),
             }

@@ -99,7 +99,7 @@ class RunRecorder:
     def save_model(self, model: ModelState, layout: Layout) -> None:
         """Write the final model, and a report even if there were no metrics."""
         if self.folder is not None:
-            run_folder.write_model(self.folder, None, layout.unpack(model))
+            run_folder.write_model(self.folder, None, layout.with_frozen(layout.unpack(model)))
             write_json(self.folder / REPORT_FILE, self._read_report())
 
     def _read_report(self) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ from fedbe.core.state import Layout
 from fedbe.core.updates import ClientId, ClientUpdate
 from fedbe.errors import StateError
 from fedbe.flower import messages
-from fedbe.flower.arrays import params_spec, read_arrays, split_extras, state_spec
+from fedbe.flower.arrays import params_spec, read_arrays, read_state, split_extras
 from fedbe.flower.nodes import NodeManager, sender
 
 
@@ -101,7 +101,7 @@ class RoundReplies:
 
     def _read_record(self, record: ArrayRecord, examples: float, client: ClientId) -> ClientUpdate:
         arrays, extras = split_extras(record)
-        state = read_arrays(arrays, state_spec(self._layout), "its state")
+        state = read_state(arrays, self._layout, "its state")
         packed = {}
         for name in self._method.extras:
             if name not in extras:

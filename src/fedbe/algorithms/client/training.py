@@ -9,11 +9,14 @@ from torch.nn import functional
 
 from fedbe.algorithms.client.rules import LocalRule, LocalRun, RuleResult
 from fedbe.core.inputs import Inputs, batches
+from fedbe.core.metrics import check_labels
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.optim import SGD
 from fedbe.core.random import global_rng
 from fedbe.core.state import ModelState
 from fedbe.errors import SettingError
+
+IGNORED_LABEL = -100  # torch's: an example, or a pixel, without a label
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def train(
     Args:
         runner: runs the model.
         start: the global model.
-        inputs, labels: the client's data.
+        inputs, labels: the client's data; labels are class indices [N, …].
         settings: epochs, step size and so on.
         generator: all random numbers follow from it (order of examples, augmentation, dropout).
         rules: hooks that change the gradient; any tuple composes.
@@ -97,7 +100,7 @@ def train(
         The trained model, and what the rules send and keep.
 
     Raises:
-        SettingError: if there are no examples, or not as many labels as inputs.
+        SettingError: if there are no examples, not as many labels as inputs, or labels that are not class indices.
     """
     if len(inputs) != len(labels):
         raise SettingError(f"`inputs` and `labels` must be of one length, got {len(inputs)} and {len(labels)}")
@@ -124,7 +127,10 @@ def train(
             for index in epoch:
                 optimizer.zero_grad()
                 target = labels[index].to(runner.device)
-                loss = functional.cross_entropy(runner.logits(inputs.batch(index, generator)), target)
+                logits = runner.logits(inputs.batch(index, generator))
+                if not steps:
+                    check_labels(labels, logits, IGNORED_LABEL)
+                loss = functional.cross_entropy(logits, target, ignore_index=IGNORED_LABEL)
                 loss.backward()  # type: ignore[no-untyped-call]
                 for rule in active:
                     rule.correct()
