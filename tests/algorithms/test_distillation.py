@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -227,6 +228,21 @@ def test_weight_decay_reaches_weights_but_not_normalisation(network, inputs_for)
     start_weights = runner.layout.unpack(start)["3.weight"]
     torch.testing.assert_close(shrunk["3.weight"] - free["3.weight"], -5e-4 * start_weights, rtol=1e-6, atol=1e-12)
     assert torch.equal(shrunk["1.weight"], free["1.weight"])
+
+
+def test_the_released_decay_reaches_normalisation_too(network, inputs_for):
+    _, runner, start, inputs, targets = _problem(network, inputs_for, "mlp-bn")
+    settings = DistillSettings(optimizer="sgd", distill_epochs=1, distill_batch_size=22, distill_weight_decay=0.5)
+    spared, decayed = (
+        distill(
+            runner, start, TensorInputs(inputs), targets, replace(settings, distill_decay_norms=norms), generator(0)
+        ).params
+        for norms in (False, True)
+    )  # fmt: skip
+    changed = runner.layout.unpack_params(decayed - spared)
+    # BatchNorm's weight starts at 1 and its bias at 0: only the weight decays, by 1e-3 · 0.5
+    assert {name for name, change in changed.items() if change.any()} == {"1.weight"}
+    torch.testing.assert_close(changed["1.weight"], torch.full_like(changed["1.weight"], -5e-4))
 
 
 def test_frozen_parameters_stay(network, inputs_for):

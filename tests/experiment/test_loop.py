@@ -86,10 +86,20 @@ def test_a_thousand_clients_with_a_cohort_of_ten(play: Play, small: Recipe) -> N
 def test_each_client_can_have_its_own_epochs(small: Recipe, pool: ProcessPool) -> None:
     recipe = override_recipe(small, ["training.epochs=[1, 20]", "split.clients=10", "training.clients_per_round=10"])
     sim = Simulation(recipe, recipe.method_for(), 0, prepare(recipe, 0), None, pool)  # type: ignore[arg-type]
-    drawn = [sim.epochs(c) for c in range(10)]
-    assert drawn == [sim.epochs(c) for c in range(10)]
+    drawn = [sim.epochs(1, c) for c in range(10)]
+    assert drawn == [sim.epochs(2, c) for c in range(10)]
     assert len(set(drawn)) > 3
     assert all(1 <= e <= 20 for e in drawn)
+
+
+def test_epochs_can_be_drawn_again_in_each_round(small: Recipe, pool: ProcessPool) -> None:
+    changes = ["training.epochs=[1, 20]", "training.redraw_epochs=true", "split.clients=10"]
+    recipe = override_recipe(small, changes)
+    sim = Simulation(recipe, recipe.method_for(), 0, prepare(recipe, 0), None, pool)  # type: ignore[arg-type]
+    first, second = ([sim.epochs(r, c) for c in range(10)] for r in (1, 2))
+    assert first != second
+    assert first == [sim.epochs(1, c) for c in range(10)]
+    assert sim.local_settings(2, 3).epochs == second[3]
 
 
 def test_a_measured_ensemble_is_not_part_of_the_step(play: Play, small: Recipe) -> None:

@@ -57,6 +57,20 @@ IMAGES = (
 # name: recipe, method, changes
 CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {name: ("digits", name, SMALL) for name in METHODS} | {
     "released": ("digits", "fedbe", (*SMALL, "variant=released")),
+    "released recipe": (
+        "digits",
+        "fedavgm",
+        (
+            *SMALL,
+            "variant=released",
+            "training.rounds=3",  # the third round is the first with momentum
+            "training.schedule=released",
+            "training.lr_drop_epochs=1",
+            "training.decay_biases=false",
+            "data.mean=[0.25]",
+            "data.std=[0.5]",
+        ),
+    ),
     "tuned": ("digits", "fedbe", (*SMALL, "variant=tuned")),
     "dirichlet": ("digits", "fedbe", (*SMALL, "settings.posterior=dirichlet", "evaluation.ensemble=SAC")),
     "batch norm": ("digits", "fedbe", (*SMALL, *IMAGES)),

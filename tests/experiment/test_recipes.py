@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbe.errors import RecipeError
+from fedbe.experiment.federation import prepare
+from fedbe.experiment.provenance import NUMERICS_VERSION, identity
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import available_recipes, dump_recipe, load_recipe, override_recipe
 
@@ -182,3 +184,43 @@ def test_a_missing_or_damaged_recipe_is_refused(tmp_path: Path) -> None:
     broken.write_text("[data")
     with pytest.raises(RecipeError, match="is not valid TOML"):
         load_recipe(broken)
+
+
+@pytest.mark.parametrize("split", ["step", "dirichlet"])
+def test_the_released_recipes_are_the_authors_program(split: str) -> None:
+    """The numbers of hongyouc/FedBE: run.sh, utils/options.py, utils/tools.py, models/Update.py and main.py."""
+    recipe, paper = load_recipe(f"cifar10-{split}-released"), load_recipe(f"cifar10-{split}")
+    assert (recipe.split, recipe.model) == (paper.split, paper.model)
+    assert (recipe.data.pad, recipe.data.flip) == (4, True)
+    assert (recipe.data.mean, recipe.data.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+    training = recipe.training
+    assert (training.epochs, training.batch_size, training.weight_decay, training.decay_biases) == (20, 40, 1e-3, False)
+    assert (training.schedule, training.lr, training.lr_drop_epochs) == ("released", 0.01, 30)
+    settings = recipe.method_for("fedbe").settings()
+    expected = {
+        "posterior": "gaussian-released", "statistics": "sampled", "augment": False, "distill_weight_decay": 1e-5,
+        "distill_decay_norms": True, "distill_lr": 1e-3, "distill_lr_min": 1e-3, "swa_start_steps": 500,
+        "swa_cycle_steps": 25, "distill_epochs": 20, "distill_batch_size": 128, "loss": "kl_over_classes",
+        "sharpening": 2.0, "num_samples": 10, "members": "SAC",
+    }  # fmt: skip
+    assert {name: settings[name] for name in expected} == expected
+    assert recipe.method_for("fedavgm").settings()["momentum_form"] == "released"
+
+
+def test_given_statistics_normalise_the_data() -> None:
+    recipe = load_recipe("digits", ["data.mean=[0.25]", "data.std=[0.5]"])
+    loader = prepare(recipe, 0).train
+    assert (loader.mean.tolist(), loader.std.tolist()) == ([0.25], [0.5])
+    with pytest.raises(RecipeError, match=r"`std` must have one value for each of 1 channels, got 3"):
+        prepare(load_recipe("digits", ["data.std=[1.0, 1.0, 1.0]"]), 0)
+
+
+def test_only_unfinished_runs_of_the_released_program_are_refused() -> None:
+    """Its arithmetic was corrected; the version of all others stayed."""
+
+    def numerics(*changes: str) -> str:
+        recipe = load_recipe("digits", changes)
+        return identity(recipe, "fedbe", 0, "float32", prepare(recipe, 0))["numerics"]
+
+    assert numerics() == numerics("variant=tuned") == str(NUMERICS_VERSION)
+    assert numerics("variant=released") == numerics("training.schedule=released") == "1, released 2"

@@ -7,6 +7,7 @@ from scipy import stats
 
 from fedbe import Dirichlet
 from fedbe.errors import SettingError
+from fedbe.posterior.registry import get_posterior
 
 A, B, C = [[1.0, 2.0], [3.0, 4.0]], [[5.0, 2.0], [7.0, 0.0]], [[0.0, 0.0], [0.0, 19.0]]
 
@@ -119,3 +120,11 @@ class TestStatistics:
         parts = equal * sizes
         expected = parts / parts.sum(1, keepdims=True)
         np.testing.assert_allclose(_gammas(update, dict(enumerate(alpha)), sizes), expected, atol=2e-5)
+
+
+def test_the_released_form_ignores_the_numbers_of_examples(update):
+    clients = [update("a", A, 10), update("b", B, 20), update("c", C, 40)]
+    released = get_posterior("dirichlet-released").fit(clients)
+    # .5 A + .3 B + .2 C
+    torch.testing.assert_close(released.mix([0.5, 0.3, 0.2]).params, torch.tensor([2.0, 1.6, 3.6, 5.8]))
+    torch.testing.assert_close(released.mean_state.params, torch.tensor([6.0, 4.0, 10.0, 23.0]) / 3)

@@ -34,7 +34,8 @@ class DistillSettings:
         swa_cycle_steps: length of a cycle. A point is collected at its end …
         swa_start_steps: … if that is after this step.
         distill_momentum: momentum of SGD, also within SWA.
-        distill_weight_decay: does not apply to normalisation layers.
+        distill_weight_decay: does not apply to normalisation layers …
+        distill_decay_norms: … unless this is true, as in the released program.
         loss: cross_entropy, −(1/J) Σ_j p̂_j·log p_j; or kl_over_classes, the released program's KL divergence, which is
             averaged over examples and classes.
         sharpening: exponent e of the targets, p̂ ∝ p^e.
@@ -52,6 +53,7 @@ class DistillSettings:
     swa_start_steps: int = 250
     distill_momentum: float = 0.9
     distill_weight_decay: float = 0.0
+    distill_decay_norms: bool = False
     loss: str = "cross_entropy"
     sharpening: float = 2.0
     targets: str = "ensemble"
@@ -163,7 +165,12 @@ def distill(
     steps = sum(1 for _ in batches(len(inputs), settings.distill_batch_size)) * settings.distill_epochs
     swa = settings.swa_schedule(steps)
     average = WeightAverage([p for _, p in runner.trainable()])
-    optimizer = SGD(runner, settings.distill_momentum, settings.distill_weight_decay)
+    optimizer = SGD(
+        runner,
+        settings.distill_momentum,
+        settings.distill_weight_decay,
+        decay_norms=settings.distill_decay_norms,
+    )
     loss_of = loss_function(settings.loss) if targets.is_floating_point() else functional.cross_entropy
     targets = targets.to(runner.device)
     augmentation = generator if settings.augment else None

@@ -47,7 +47,7 @@ class EnsembleSettings:
     Attributes:
         members: one or more of S (samples), A (the average that the student starts from) and C (the clients).
         num_samples: M, how many models are sampled.
-        posterior: gaussian (Eq. 5), gaussian-released (the authors' program) or dirichlet (Eq. 7).
+        posterior: gaussian (Eq. 5) or dirichlet (Eq. 7); -released after the name: the form of the authors' program.
         scale: multiplies the Gaussian's standard deviation.
         alpha: the Dirichlet's parameter, one number for all clients or one for each client id.
         statistics: BatchNorm statistics of samples: recalibrated, averaged or sampled (see `core.normalization`).

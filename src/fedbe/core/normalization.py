@@ -5,7 +5,7 @@
   mean (`averaged`; a Dirichlet sample mixes them like weights), or are sampled like weights, with negative variances
   set to zero (`sampled`, as in the released program).
 - After SWA the statistics fit none of the averaged points, so they are always recomputed.
-- Weight decay is not applied to the weights and biases of normalization layers.
+- Weight decay is not applied to the weights and biases of normalization layers, except where the released program does.
 
 GroupNorm and LayerNorm have no statistics: only the last point concerns them.
 """
@@ -33,7 +33,7 @@ def batch_norm_layers(module: nn.Module) -> list[_BatchNorm]:
 
 
 def names_without_decay(module: nn.Module) -> set[str]:
-    """The names of the parameters of normalization layers. Weight decay is not applied to them."""
+    """The names of the parameters of normalization layers. By default weight decay is not applied to them."""
     layers = [(prefix, m) for prefix, m in module.named_modules() if isinstance(m, NORMS)]
     return {f"{prefix}.{n}" if prefix else n for prefix, m in layers for n, _ in m.named_parameters(recurse=False)}
 

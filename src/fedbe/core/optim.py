@@ -15,17 +15,29 @@ from fedbe.core.normalization import names_without_decay
 class SGD:
     """v ← momentum · v + (g + weight_decay · w);  w ← w − lr · v, with v = 0 at the start.
 
-    Weight decay is not applied to normalization layers. A parameter without a gradient does not change.
+    A parameter without a gradient does not change.
 
     Args:
         runner: The runner whose trainable parameters are changed in place.
         momentum: The factor of the velocity v, from 0 to below 1.
         weight_decay: The factor of the weights; >= 0.
+        decay_norms: Whether weight decay is applied to normalization layers, too.
+        decay_biases: Whether weight decay is applied to the biases of other layers (parameters called "bias").
     """
 
-    def __init__(self, runner: ModelRunner, momentum: float, weight_decay: float) -> None:
-        without_decay = names_without_decay(runner.module)
+    def __init__(
+        self,
+        runner: ModelRunner,
+        momentum: float,
+        weight_decay: float,
+        *,
+        decay_norms: bool = False,
+        decay_biases: bool = True,
+    ) -> None:
+        without_decay = set() if decay_norms else names_without_decay(runner.module)
         trainable = runner.trainable()
+        if not decay_biases:
+            without_decay |= {name for name, _ in trainable if name.rsplit(".", 1)[-1] == "bias"}
         self._momentum = momentum
         self._groups = [
             _Group([p for n, p in trainable if n not in without_decay], weight_decay),

@@ -12,7 +12,7 @@ from fedbe import data, models
 from fedbe.core import plugins
 from fedbe.core.random import generator, global_rng
 from fedbe.data import Augment, BatchLoader, Dataset, Task
-from fedbe.errors import RecipeError
+from fedbe.errors import RecipeError, SettingError
 from fedbe.experiment.recipe import Recipe
 
 
@@ -101,7 +101,7 @@ def prepare(recipe: Recipe, seed: int, task: Task | None = None) -> Federation:
     """
     task = task or data.load_task(recipe.data.source)
     parts = divide(recipe, task.train, seed)
-    train = BatchLoader(task.train, augment=_augmentation(recipe, task))
+    train = _train_loader(recipe, task)
     server, server_labels, unlabeled_digest = _server_part(recipe, task, train, parts.server, seed)
     return Federation(
         model=ModelSpec(recipe.model.name, len(task.train.classes), train.shape, recipe.model.settings()),
@@ -124,6 +124,14 @@ def divide(recipe: Recipe, train: Dataset, seed: int) -> data.Partition:
         settings["ids"] = train.client_ids
     clients, server = recipe.split.clients, recipe.data.server
     return data.split(recipe.split.kind, train.labels, clients=clients, server=server, seed=seed, **settings)
+
+
+def _train_loader(recipe: Recipe, task: Task) -> BatchLoader:
+    mean, std = (None if v is None else torch.tensor(v) for v in (recipe.data.mean, recipe.data.std))
+    try:
+        return BatchLoader(task.train, mean=mean, std=std, augment=_augmentation(recipe, task))
+    except SettingError as error:
+        raise RecipeError(f"the table [data] does not fit this data set: {error}") from error
 
 
 def _augmentation(recipe: Recipe, task: Task) -> Augment | None:

@@ -20,6 +20,8 @@ from fedbe.experiment.recipe_files import dump_recipe
 # order of operations, another random draw, another default. Unfinished runs of an older version are then refused.
 # tests/experiment/test_numerics.py fails if the numbers of its cases change by more than rounding and this does not.
 NUMERICS_VERSION = 1
+# The same for the authors' program alone (variant or schedule `released`). 2: what docs/variants.md lists under it.
+RELEASED_VERSION = 2
 
 
 def identity(recipe: Recipe, method: str, seed: int, precision: str, federation: Federation) -> dict[str, str]:
@@ -31,10 +33,15 @@ def identity(recipe: Recipe, method: str, seed: int, precision: str, federation:
         "seed": str(seed),
         "precision": precision,
         "data": federation.digest[:16],
-        "numerics": str(NUMERICS_VERSION),
+        "numerics": _numerics(recipe),
         "model": plugins.source_digest(recipe.model.name) if ":" in recipe.model.name else recipe.model.name,
         "torch": torch.__version__,
     }
+
+
+def _numerics(recipe: Recipe) -> str:
+    released = "released" in (recipe.variant, recipe.training.schedule)
+    return f"{NUMERICS_VERSION}, released {RELEASED_VERSION}" if released else str(NUMERICS_VERSION)
 
 
 def made_with() -> dict[str, str]:

@@ -29,6 +29,8 @@ class Data(Section):
         unlabeled_size: How many examples of the server's data are used; default: all.
         pad: Augmentation of images: padding in pixels before a random crop.
         flip: Augmentation of images: random horizontal flips.
+        mean: The mean of each channel, for normalisation; default: computed from the training data.
+        std: The standard deviation of each channel, likewise.
     """
 
     source: str = "digits"
@@ -37,6 +39,8 @@ class Data(Section):
     unlabeled_size: Count | None = None
     pad: Annotated[int, Field(ge=0)] = 0
     flip: bool = False
+    mean: tuple[float, ...] | None = None
+    std: tuple[Annotated[float, Field(gt=0)], ...] | None = None
 
 
 class Split(Section):
@@ -76,25 +80,31 @@ class Training(Section):
     Attributes:
         rounds: Rounds of communication.
         clients_per_round: How many clients take part in a round; default: all.
-        epochs: Local epochs E; or [low, high]: each client has its own number, drawn once, uniformly.
+        epochs: Local epochs E; or [low, high]: each client has its own number, drawn uniformly.
+        redraw_epochs: Whether these numbers are drawn again in each round, and not once for all rounds.
         one_round_epochs: Local epochs in the one long round of 1-Ensemble.
         batch_size: Batch size of local SGD.
         lr: Learning rate of local SGD in round 1.
         lr_decay: Factor on the learning rate after every step of a round; 1 for none.
+        lr_drop_epochs: Within a round, the learning rate falls to a tenth after every so many epochs; 0 for never.
         momentum: Momentum of local SGD.
         weight_decay: Weight decay of local SGD.
+        decay_biases: Whether weight decay applies to biases.
         schedule: How the learning rate falls over rounds: paper, released or constant.
     """
 
     rounds: Count = 10
     clients_per_round: Count | None = None
     epochs: Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], Count] = 5
+    redraw_epochs: bool = False
     one_round_epochs: Count = 200
     batch_size: Count = 40
     lr: Annotated[float, Field(gt=0)] = 0.01
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    lr_drop_epochs: Annotated[int, Field(ge=0)] = 0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 1e-3
+    decay_biases: bool = True
     schedule: str = "paper"
 
     @model_validator(mode="after")

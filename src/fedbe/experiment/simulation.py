@@ -55,15 +55,16 @@ class Simulation:
         drawn = torch.randperm(total, generator=generator(self.seed, round, "cohort"))[:size]
         return sorted(drawn.tolist())
 
-    def epochs(self, client: int) -> int:
-        """The local epochs of one client: the recipe's number, or one that is drawn once for each client."""
+    def epochs(self, round: int, client: int) -> int:
+        """The local epochs of one client: the recipe's number, or one that is drawn for the client (and the round)."""
         if self.method.one_round:
             return self.recipe.training.one_round_epochs
         epochs = self.recipe.training.epochs
         if isinstance(epochs, int):
             return epochs
         low, high = epochs
-        return int(torch.randint(low, high + 1, (1,), generator=generator(self.seed, 0, "epochs", client)).item())
+        draw = generator(self.seed, round if self.recipe.training.redraw_epochs else 0, "epochs", client)
+        return int(torch.randint(low, high + 1, (1,), generator=draw).item())
 
     def lr(self, round: int) -> float:
         """The clients' learning rate in a round."""
@@ -73,7 +74,16 @@ class Simulation:
     def local_settings(self, round: int, client: int) -> LocalSettings:
         """The settings of one client's SGD in a round."""
         t = self.recipe.training
-        return LocalSettings(self.epochs(client), t.batch_size, self.lr(round), t.lr_decay, t.momentum, t.weight_decay)
+        return LocalSettings(
+            epochs=self.epochs(round, client),
+            batch_size=t.batch_size,
+            lr=self.lr(round),
+            lr_decay=t.lr_decay,
+            lr_drop_epochs=t.lr_drop_epochs,
+            momentum=t.momentum,
+            weight_decay=t.weight_decay,
+            decay_biases=t.decay_biases,
+        )
 
     def ensemble(self, **changes: Any) -> EnsembleSettings:
         """The ensemble of this method and recipe, with some settings changed."""

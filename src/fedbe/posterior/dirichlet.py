@@ -103,6 +103,14 @@ class Dirichlet(Posterior):
         return [float(p) for p in parts / parts.sum()]
 
 
+class UniformDirichlet(Dirichlet):
+    """The released program's form: Σ_i γ_i w_i with γ ~ Dir(α). The clients' numbers of examples do not matter."""
+
+    def weights(self, gamma: np.ndarray | Sequence[float]) -> list[float]:
+        """The share γ_i of each client in the model at γ."""
+        return [float(g) for g in np.asarray(gamma, dtype=np.float64) / np.sum(gamma)]
+
+
 def _alpha_of(update: Update, alpha: Alpha) -> float:
     if not isinstance(alpha, Mapping):
         return alpha

@@ -3,13 +3,14 @@
 from fedbe.errors import check_option
 from fedbe.posterior.base import Posterior
 from fedbe.posterior.direction_gaussian import DirectionGaussian
-from fedbe.posterior.dirichlet import Dirichlet
+from fedbe.posterior.dirichlet import Dirichlet, UniformDirichlet
 from fedbe.posterior.gaussian import Gaussian
 
 POSTERIORS: dict[str, type[Posterior]] = {
     "gaussian": Gaussian,  # Eq. 5
     "gaussian-released": DirectionGaussian,  # the authors' program
     "dirichlet": Dirichlet,  # Eq. 7
+    "dirichlet-released": UniformDirichlet,  # the authors' program
 }
 
 

@@ -32,7 +32,8 @@ NAMES = {
 }
 # The smallest form of a study: embedded data, a tiny network, two rounds. It shows that the study runs.
 SMOKE = (
-    "data.source=digits", "data.server=200", "data.pad=0", "data.flip=false", "model.name=mlp", "training.rounds=2",
+    "data.source=digits", "data.server=200", "data.pad=0", "data.flip=false", "data.mean=", "data.std=",
+    "model.name=mlp", "training.rounds=2",
     "training.epochs=1", "training.one_round_epochs=2", "settings.distill_epochs=1", "settings.num_samples=2",
 )  # fmt: skip
 # What the smoke scale uses in place of other data sets and larger numbers.

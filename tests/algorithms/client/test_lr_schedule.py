@@ -15,8 +15,8 @@ def test_paper(round, expected):
 
 @pytest.mark.parametrize(
     ("round", "expected"),
-    # half in round 1; ×0.2 after round 12 (30 %), ×0.1 after 24 (60 %), ×0.01 after 36 (90 %)
-    [(1, 0.005), (2, 0.01), (12, 0.01), (13, 0.002), (24, 0.002), (25, 0.001), (36, 0.001), (37, 0.0001)],
+    # iter = r − 1 from 0: half in iter 0; ×0.2 where iter > 12, ×0.1 where iter > 24, ×0.01 where iter > 36
+    [(1, 0.005), (2, 0.01), (13, 0.01), (14, 0.002), (25, 0.002), (26, 0.001), (37, 0.001), (38, 0.0001)],
 )
 def test_released(round, expected):
     assert step_size(0.01, round, 40, "released") == pytest.approx(expected, rel=1e-12)
@@ -31,6 +31,7 @@ def test_borders_are_not_at_the_mercy_of_rounding():
 
 def test_a_single_round_has_the_base_step_size():
     assert step_size(0.01, 1, 1) == 0.01
+    assert step_size(0.01, 1, 1, "released") == 0.005
 
 
 def test_constant():

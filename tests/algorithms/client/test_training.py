@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from fedbe import ClientUpdate, ControlVariate, Plan, Prox, Scaffold
 from fedbe.algorithms.client import LocalSettings, train
 from fedbe.core.inputs import TensorInputs
 from fedbe.core.model_runner import ModelRunner
+from fedbe.core.optim import SGD
 from fedbe.core.random import generator
 from fedbe.errors import SettingError
 
@@ -321,3 +323,59 @@ def test_the_step_size_can_fall_within_a_round(job):
 
     whole = trained(start, 3, 0.4, lr_decay=0.5)
     torch.testing.assert_close(whole.params, trained(trained(trained(start, 1, 0.4), 1, 0.2), 1, 0.1).params)
+
+
+def test_weight_decay_can_spare_biases():
+    """Where the loss has no gradient, only weight decay moves a parameter."""
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    start = {name: p.detach().clone() for name, p in module.named_parameters()}
+
+    def moved(**options):
+        runner = ModelRunner(module)
+        optimizer = SGD(runner, 0.0, 0.5, **options)
+        for _, parameter in runner.trainable():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step(1.0)
+        after = runner.layout.unpack(runner.read())
+        return {name for name, before in start.items() if not torch.equal(after[name], before)}
+
+    assert moved() == {"0.weight", "0.bias"}
+    assert moved(decay_biases=False) == {"0.weight"}
+    assert moved(decay_norms=True) == {"0.weight", "0.bias", "1.weight"}  # 1.bias is zero
+
+
+def test_settings_of_decay_reach_the_optimizer(job):
+    runner, start, inputs, labels = job("mlp")
+    settings = LocalSettings(epochs=1, batch_size=16, lr=0.1, momentum=0.0, weight_decay=0.5)
+    with_decay, without = (
+        train(runner, start, inputs, labels, replace(settings, decay_biases=decay), generator(0)).state.params
+        for decay in (True, False)
+    )
+    named = runner.layout.unpack_params(with_decay - without)
+    assert {name for name, change in named.items() if change.any()} == {"0.bias", "2.bias"}
+
+
+def test_the_step_size_falls_to_a_tenth_after_every_so_many_epochs(job):
+    settings = LocalSettings(epochs=5, batch_size=16, lr=1.0, lr_drop_epochs=2)
+    assert [settings.step_size(0, epoch) for epoch in range(5)] == [1.0, 1.0, 0.1, 0.1, 0.01]
+    assert replace(settings, lr_drop_epochs=0).step_size(0, 1000) == 1.0
+    runner, start, inputs, labels = job("mlp")
+    with pytest.raises(SettingError, match="`lr_drop_epochs` must be >= 0, got -1"):
+        LocalSettings(lr_drop_epochs=-1)
+    # one step an epoch, without momentum: the second epoch moves a tenth as far as it would
+    plain = LocalSettings(epochs=1, batch_size=16, lr=0.1, momentum=0.0, weight_decay=0.0)
+
+    def end(**changes):
+        return train(runner, start, inputs, labels, replace(plain, **changes), generator(0)).state.params
+
+    first, full, dropped = end(), end(epochs=2), end(epochs=2, lr_drop_epochs=1)
+    torch.testing.assert_close(dropped - first, (full - first) / 10, rtol=1e-3, atol=1e-6)
+
+
+def test_scaffold_knows_how_far_falling_steps_go(job):
+    """Without momentum T = Σ_k η_k: two steps of 0.1 and two of 0.01."""
+    runner, start, inputs, labels = job("mlp")
+    settings = LocalSettings(epochs=4, batch_size=16, lr=0.1, momentum=0.0, weight_decay=0.0, lr_drop_epochs=2)
+    trained = train(runner, start, inputs, labels, settings, generator(0), rules=(ControlVariate(),))
+    expected = (start.params - trained.state.params) / 0.22
+    torch.testing.assert_close(trained.memory["control"], expected)

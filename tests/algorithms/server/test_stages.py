@@ -57,7 +57,20 @@ class TestMomentum:
         assert second.memory["momentum"].tolist() == expected[2]
         assert first.memory["momentum"].tolist() == expected[0]  # returned, not changed
 
-    @pytest.mark.parametrize("form", ["heavy-ball", "damped"])
+    def test_the_released_program_by_hand(self, round_of, state):
+        # β = 0.5. Round 1: the mean (4 2 6 1), m = Δ. Round 2 is a plain mean, too: m = Δ = (1 3 −1 4).
+        # Round 3 from (5 5 5 5), mean (6 6 6 6): Δ = 1, m = ½ (1 3 −1 4) + ½ = (1 2 0 2.5), model 5 + m
+        stage = Momentum(beta=0.5, momentum_form="released")
+        draft, previous = Draft(state(MEAN), {}), state([0.0] * 4)
+        expected = [(MEAN, MEAN), ([5] * 4, [1, 3, -1, 4]), ([6, 7, 5, 7.5], [1, 2, 0, 2.5])]
+        for number, (model, momentum) in enumerate(expected, start=1):
+            mean = (MEAN, [5.0] * 4, [6.0] * 4)[number - 1]
+            draft = stage(Draft(state(mean), draft.memory), round_of([], previous=previous.params, number=number))
+            assert draft.state.params.tolist() == model
+            assert draft.memory["momentum"].tolist() == momentum
+            previous = draft.state
+
+    @pytest.mark.parametrize("form", ["heavy-ball", "damped", "released"])
     def test_beta_zero_is_the_mean_to_the_bit(self, round_of, state, rng, form):
         mean = state(torch.randn(4, generator=rng) * 1e3)
         memory = {"momentum": torch.randn(4, generator=rng), "other": torch.ones(1)}
@@ -222,7 +235,7 @@ class TestDistill:
         [
             {"sharpening": 1.0}, {"members": "C"}, {"posterior": "dirichlet"}, {"posterior": "gaussian-released"},
             {"scale": 0.1}, {"loss": "kl_over_classes"}, {"optimizer": "sgd"}, {"distill_momentum": 0.0},
-            {"distill_weight_decay": 0.1},
+            {"distill_weight_decay": 0.1}, {"posterior": "dirichlet-released"},
         ],
         ids=str,
     )  # fmt: skip

@@ -20,10 +20,11 @@ def step_size(base: float, round: int, rounds: int, schedule: str = "paper") -> 
         base: the step size before any factor.
         round, rounds: r and R.
         schedule: paper (base, ×0.1 after 30 % of the rounds, ×0.01 after 60 %); released (base/2 in round 1, then base,
-            ×0.2 after 30 %, ×0.1 after 60 %, ×0.01 after 90 %); or constant.
+            ×0.2, ×0.1 and ×0.01, each one round later than after 30, 60 and 90 %); or constant.
 
     The paper writes "0.01 if r < 0.3 R". Here r counts the rounds before this one: 30 % of the rounds have the base
-    step size, and a single round (R = 1) has it, too.
+    step size, and a single round (R = 1) has it, too. The released program counts in the same way and writes r > 0.3 R:
+    of 40 rounds, the step size falls in rounds 14, 26 and 38.
 
     Raises:
         SettingError: for an unknown schedule, or a round that is not from 1 to R.
@@ -39,4 +40,5 @@ def step_size(base: float, round: int, rounds: int, schedule: str = "paper") -> 
     if schedule == "released" and round == 1:
         return base * 0.5
     # Whole numbers: 0.3 · R in floating point can fall on the wrong side of a round.
-    return base * [factor for tenths, factor in FACTORS[schedule] if 10 * (round - 1) >= tenths * rounds][-1]
+    passed = 10 * (round - 1) - (schedule == "released")
+    return base * [factor for tenths, factor in FACTORS[schedule] if passed >= tenths * rounds][-1]

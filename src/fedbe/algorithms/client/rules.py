@@ -23,7 +23,6 @@ class LocalRun:
         layout: where each parameter is in a vector [P].
         parameters: the trainable parameters, by name.
         start: the parameters [P] of the global model.
-        lr, momentum, lr_decay: of this round's SGD.
         broadcast: vectors [P] sent with the global model, by name (SCAFFOLD's "control").
         memory: vectors [P] that this client keeps between its rounds, by name.
     """
@@ -31,9 +30,6 @@ class LocalRun:
     layout: Layout
     parameters: Mapping[str, nn.Parameter]
     start: Tensor
-    lr: float
-    momentum: float
-    lr_decay: float = 1.0
     broadcast: Mapping[str, Tensor] = field(default_factory=dict)
     memory: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -65,8 +61,13 @@ class RunningRule(Protocol):
     def correct(self) -> None:
         """Add the rule's term to the gradients, after each backward pass."""
 
-    def finish(self, end: Tensor, steps: int) -> RuleResult:
-        """What to send and to keep, given the trained parameters [P] and the number of steps."""
+    def finish(self, end: Tensor, travelled: float) -> RuleResult:
+        """What to send and to keep.
+
+        Args:
+            end: the trained parameters [P].
+            travelled: how far the steps would go along a constant gradient of length 1; 0 without a step.
+        """
 
 
 class LocalRule(Protocol):
@@ -116,7 +117,7 @@ class _RunningProx:
             torch._foreach_mul_(away, [_pull(n, a) for n, a in zip(self._run.parameters, away, strict=True)])
         torch._foreach_add_(self._run.gradients(), away, alpha=self._rule.proximal_mu)
 
-    def finish(self, end: Tensor, steps: int) -> RuleResult:  # noqa: ARG002
+    def finish(self, end: Tensor, travelled: float) -> RuleResult:  # noqa: ARG002
         return RuleResult()
 
 
@@ -156,12 +157,10 @@ class _RunningControl:
         if self._correction:
             torch._foreach_add_(self._run.gradients(), self._correction)
 
-    def finish(self, end: Tensor, steps: int) -> RuleResult:
-        if not steps:
+    def finish(self, end: Tensor, travelled: float) -> RuleResult:
+        if not travelled:
             return RuleResult(memory={self.NAME: self._client}, extras={self.NAME: torch.zeros_like(self._client)})
-        change = (self._run.start - end) / travelled(
-            steps, self._run.lr, self._run.momentum, self._run.lr_decay
-        ) - self._server
+        change = (self._run.start - end) / travelled - self._server
         return RuleResult(extras={self.NAME: change}, memory={self.NAME: self._client + change})
 
 
@@ -203,25 +202,6 @@ class _RunningDynamic:
         torch._foreach_add_(gradients, away, alpha=self._alpha)
         torch._foreach_sub_(gradients, self._correction)
 
-    def finish(self, end: Tensor, steps: int) -> RuleResult:  # noqa: ARG002
+    def finish(self, end: Tensor, travelled: float) -> RuleResult:  # noqa: ARG002
         change = self._alpha * (self._run.start - end)
         return RuleResult(extras={self.NAME: change}, memory={self.NAME: self._gradient + change})
-
-
-def travelled(steps: int, lr: float, momentum: float, lr_decay: float = 1.0) -> float:
-    """How far `steps` steps of SGD with momentum go along a constant gradient of length 1.
-
-    Σ_k lr·decay^k · v_k with v_k = momentum·v_{k−1} + 1, k = 0, 1, …
-
-    Example:
-        >>> travelled(2, 1.0, 0.5)  # 1, then 0.5 + 1
-        2.5
-        >>> travelled(2, 1.0, 0.0, 0.5)
-        1.5
-    """
-    distance = velocity = 0.0
-    for _ in range(steps):
-        velocity = momentum * velocity + 1.0
-        distance += lr * velocity
-        lr *= lr_decay
-    return distance

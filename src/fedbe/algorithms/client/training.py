@@ -28,8 +28,10 @@ class LocalSettings:
         batch_size: examples in a mini-batch.
         lr: η_l, the step size of this round (`step_size` has the schedule over rounds).
         lr_decay: factor on the step size after every step. With 1 it is constant within the round, as in the paper.
+        lr_drop_epochs: the step size falls to a tenth after every so many epochs of the round; 0 for never.
         momentum: of SGD. It starts from zero in each round.
         weight_decay: does not apply to normalisation layers.
+        decay_biases: whether weight decay applies to biases.
     """
 
     epochs: int = 20
@@ -38,6 +40,8 @@ class LocalSettings:
     lr_decay: float = 1.0
     momentum: float = 0.9
     weight_decay: float = 1e-3
+    lr_drop_epochs: int = 0
+    decay_biases: bool = True
 
     def __post_init__(self) -> None:
         if self.epochs < 0:
@@ -52,6 +56,18 @@ class LocalSettings:
             raise SettingError(f"`momentum` must be in [0, 1), got {self.momentum}")
         if not self.weight_decay >= 0:
             raise SettingError(f"`weight_decay` must be >= 0, got {self.weight_decay}")
+        if self.lr_drop_epochs < 0:
+            raise SettingError(f"`lr_drop_epochs` must be >= 0, got {self.lr_drop_epochs}")
+
+    def step_size(self, step: int, epoch: int) -> float:
+        """η of a step of this round; steps and epochs count from 0.
+
+        Example:
+            >>> LocalSettings(lr=0.005, lr_drop_epochs=30).step_size(3000, 30)
+            0.0005
+        """
+        drops = epoch // self.lr_drop_epochs if self.lr_drop_epochs else 0
+        return self.lr * self.lr_decay**step / 10.0**drops
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,19 +128,16 @@ def train(
         layout=runner.layout,
         parameters=dict(runner.trainable()),
         start=start.params,
-        lr=settings.lr,
-        lr_decay=settings.lr_decay,
-        momentum=settings.momentum,
         broadcast=_vectors(runner, broadcast, "`broadcast`"),
         memory=_vectors(runner, memory, "`memory`"),
     )
     active = [rule.start(run) for rule in rules]
-    optimizer = SGD(runner, settings.momentum, settings.weight_decay)
-    steps, epoch_loss = 0, torch.zeros((), device=runner.device)
+    optimizer = SGD(runner, settings.momentum, settings.weight_decay, decay_biases=settings.decay_biases)
+    steps, epoch_loss, odometer = 0, torch.zeros((), device=runner.device), Odometer(settings.momentum)
     with global_rng(generator):
-        for epoch in _epochs(len(inputs), settings, generator):
+        for epoch, batch_indices in enumerate(_epochs(len(inputs), settings, generator)):
             epoch_loss = torch.zeros((), device=runner.device)
-            for index in epoch:
+            for index in batch_indices:
                 optimizer.zero_grad()
                 target = labels[index].to(runner.device)
                 logits = runner.logits(inputs.batch(index, generator))
@@ -134,13 +147,39 @@ def train(
                 loss.backward()  # type: ignore[no-untyped-call]
                 for rule in active:
                     rule.correct()
-                optimizer.step(settings.lr * settings.lr_decay**steps)
+                lr = settings.step_size(steps, epoch)
+                optimizer.step(lr)
+                odometer.step(lr)
                 epoch_loss += loss.detach() * len(index)
                 steps += 1
     state = runner.read()
-    results = _joined([rule.finish(state.params, steps) for rule in active])
+    results = _joined([rule.finish(state.params, odometer.distance) for rule in active])
     loss_value = float(epoch_loss) / len(inputs) if steps else float("nan")
     return Trained(state, results.extras, results.memory, loss_value, steps)
+
+
+@dataclass
+class Odometer:
+    """How far steps of SGD with momentum go along a constant gradient of length 1.
+
+    Σ_k lr_k · v_k with v_k = momentum · v_{k−1} + 1
+
+    Example:
+        >>> odometer = Odometer(momentum=0.5)
+        >>> odometer.step(1.0)
+        >>> odometer.step(1.0)  # 1, then 0.5 + 1
+        >>> odometer.distance
+        2.5
+    """
+
+    momentum: float
+    distance: float = 0.0
+    velocity: float = 0.0
+
+    def step(self, lr: float) -> None:
+        """Make one step of size `lr`."""
+        self.velocity = self.momentum * self.velocity + 1.0
+        self.distance += lr * self.velocity
 
 
 def _vectors(

@@ -18,7 +18,7 @@ from fedbe.core.state import Layout, ModelState
 from fedbe.errors import SettingError, check_option
 
 MEAN_WEIGHTS = ("examples", "uniform")
-MOMENTUM_FORMS = ("heavy-ball", "damped")
+MOMENTUM_FORMS = ("heavy-ball", "damped", "released")
 
 
 class Stage(ABC):
@@ -89,7 +89,8 @@ class Momentum(Stage):
 
     Attributes:
         beta: β, the momentum.
-        momentum_form: heavy-ball, m ← β m + Δ (Hsu et al.); or damped, m ← β m + (1 − β) Δ (the released program).
+        momentum_form: heavy-ball, m ← β m + Δ (Hsu et al.); damped, m ← β m + (1 − β) Δ; or released, the authors'
+            program: rounds 1 and 2 are plain averages with m = Δ, later rounds are damped.
     """
 
     beta: float = 0.9
@@ -113,6 +114,8 @@ class Momentum(Stage):
             buffer = draft.memory.get("momentum", torch.zeros_like(change))
             # w_last + m, written from w̄ so that β = 0 gives w̄ without rounding: m − Δ is β m, or β (m − Δ) if damped.
             extra = self.beta * (buffer if self.momentum_form == "heavy-ball" else buffer - change)
+            if self.momentum_form == "released" and round.context.round <= 2:
+                extra = torch.zeros_like(change)
             state = replace(draft.state, params=draft.state.params + extra)
             return replace(draft, state=state, memory={**draft.memory, "momentum": change + extra})
 
