@@ -14,15 +14,14 @@ from torch import Tensor, nn
 
 from fedbe.algorithms.methods import Method, get_method
 from fedbe.algorithms.server.context import Context, StepInfo
-from fedbe.algorithms.server.guard import SetAside, printable
-from fedbe.algorithms.server.influence import Capped
-from fedbe.algorithms.server.limits import ClientWeights, Limits, check_count
+from fedbe.algorithms.server.guard import Limits, SetAside, check_count, printable
 from fedbe.algorithms.server.step import server_step
 from fedbe.algorithms.vote import Member, local_predictor, predict, vote
 from fedbe.core.compute import Plan
 from fedbe.core.inputs import Augmentation, Inputs, as_inputs
 from fedbe.core.metrics import Metrics
 from fedbe.core.model_runner import ModelRunner, try_model
+from fedbe.core.state import ModelState, all_finite
 from fedbe.core.updates import ClientId, ClientUpdate
 from fedbe.errors import AggregationError, SettingError, StateError
 
@@ -36,19 +35,16 @@ class RoundInfo:
         clients: ids of the clients whose updates were used.
         set_aside: clients whose updates were not used, with the reason.
         step: who voted, how long each phase took, and metrics where labels are known.
-        capped: clients that count less than they report (`max_share`).
     """
 
     round: int
     clients: tuple[ClientId, ...]
     set_aside: tuple[SetAside, ...]
     step: StepInfo
-    capped: tuple[Capped, ...] = ()
 
     def __str__(self) -> str:
         rows = [("round", str(self.round)), ("clients", _some([str(c) for c in self.clients]))]
         rows += [("set aside", f"client {s.client_id}: {s.reason}") for s in self.set_aside]
-        rows += [("capped", str(c)) for c in self.capped]
         if self.step.members:
             rows.append(("members", _some([m.name for m in self.step.members])))
         if self.step.disagreement is not None:
@@ -85,10 +81,7 @@ class Server:
         rounds: how many rounds there will be. Needed where `distill_until` is below 1, as in the variant tuned.
         total_clients: the number of all clients. Needed by SCAFFOLD when only some of them reply.
         min_clients: with fewer usable updates, `aggregate` raises AggregationError.
-        max_norm_ratio: a client that changes a tensor by more than this many times what is usual is set aside,
-        max_change: unless the change is at most this many times the tensor's own norm (see `Limits`).
-        max_share: the largest share of the total weight that one client may have; 1 for no limit.
-        client_weights: "reported", the clients' own numbers of examples; "equal"; or numbers by client id.
+        max_norm_ratio: a client whose change is this many times longer than usual is set aside.
         plan: precision and memory layout.
         output: which part of the model's output are the logits, a name or a position. Default: a tensor as it is,
             `logits` of a dict or a Hugging Face `ModelOutput`, the first entry of a tuple.
@@ -129,9 +122,6 @@ class Server:
         total_clients: int | None = None,
         min_clients: int = 1,
         max_norm_ratio: float = 100.0,
-        max_change: float = 30.0,
-        max_share: float = 0.25,
-        client_weights: ClientWeights = "reported",
         plan: Plan | None = None,
         output: str | int | None = None,
         variant: str = "paper",
@@ -141,7 +131,7 @@ class Server:
             settings["augment"], augment = augment, None
         self.method = _method(method, variant, settings)
         self.runner = ModelRunner(model, plan, output)
-        self.limits = Limits(min_clients, max_norm_ratio, max_change, max_share, client_weights)
+        self.limits = Limits(min_clients, max_norm_ratio)
         for name, value in (("rounds", rounds), ("total_clients", total_clients)):
             if value is not None:
                 check_count(name, value)
@@ -177,12 +167,14 @@ class Server:
             f"seed={self.seed}, round={self.round})"
         )
 
-    def aggregate(self, global_state: Mapping[str, Tensor], updates: Iterable[ClientUpdate]) -> dict[str, Tensor]:
+    def aggregate(
+        self, global_state: Mapping[str, Tensor] | ModelState, updates: Iterable[ClientUpdate]
+    ) -> dict[str, Tensor]:
         """The next global `state_dict`, with the names of `global_state`. The arguments are not changed.
 
         Args:
-            global_state: the `state_dict` that the clients started from. Frozen parameters may be left out, here and
-                in the updates.
+            global_state: the `state_dict` that the clients started from, or the same as a packed `ModelState`. Frozen
+                parameters may be left out, here and in the updates.
             updates: one ClientUpdate for each client, in any order. A broken one is set aside with a reason.
 
         Raises:
@@ -202,7 +194,7 @@ class Server:
         )
         result = server_step(
             self.method.stages,
-            layout.pack(global_state, "`global_state`"),
+            layout.packed(global_state, "`global_state`"),
             updates,
             self.memory,
             context,
@@ -214,7 +206,9 @@ class Server:
         _check_range(state)
         self.round += 1
         self.memory, self.members = result.memory, result.members
-        self.info = RoundInfo(self.round, result.clients, result.set_aside, result.info, result.capped)
+        self.info = RoundInfo(self.round, result.clients, result.set_aside, result.info)
+        if isinstance(global_state, ModelState):
+            return state
         return {name: state[name] if name in state else global_state[name].clone() for name in global_state}
 
     @property
@@ -298,7 +292,7 @@ class Server:
             isinstance(m, Mapping) and set(m) == {"name", "state"} for m in members
         ):
             raise StateError("`members` must be a list of models, each with `name` and `state`")
-        pack = self.runner.layout.pack
+        pack = self.runner.layout.packed
         packed = [Member(str(m["name"]), pack(m["state"], f"member '{m['name']}'")) for m in members]
         if broken := [m.name for m in packed if not m.state.finite()]:
             raise StateError(f"member '{broken[0]}' has NaN or infinite values")
@@ -401,7 +395,7 @@ def _method(method: str | Method, variant: str, settings: Mapping[str, Any]) -> 
 def _check_range(state: Mapping[str, Tensor]) -> None:
     """A float16 model can overflow when the result is converted back."""
     for name, tensor in state.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not all_finite(tensor):
             raise AggregationError(
                 f"the new '{name}' has values beyond the range of {tensor.dtype}: use a model in "
                 "float32 or bfloat16; the global model is unchanged"

@@ -45,7 +45,7 @@ class ModelState:
 
     def finite(self) -> bool:
         """Whether no parameter and no buffer is NaN or infinite."""
-        return bool(torch.isfinite(self.params).all()) and bool(torch.isfinite(self.buffers).all())
+        return all_finite(self.params) and all_finite(self.buffers)
 
     def digest(self, *extras: Tensor) -> str:
         """SHA-256 of all numbers, and of `extras`. It orders updates without a client id independently of arrival."""
@@ -54,6 +54,16 @@ class ModelState:
         for tensor in (self.params, self.buffers, *counters, *extras):
             content.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
         return content.hexdigest()
+
+
+def all_finite(vector: Tensor) -> bool:
+    """Whether no value is NaN or infinite. A finite sum proves it, many times faster than a look at each value.
+
+    Example:
+        >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
+        (True, False)
+    """
+    return bool(torch.isfinite(vector.sum())) or bool(torch.isfinite(vector).all())
 
 
 @dataclass(frozen=True)
@@ -143,11 +153,15 @@ class Layout:
             counter = _check_tensor(named[name], name, shape, dtype, what)
             counters[name] = counter.detach().to(self.device, copy=True)
         params, buffers = self._flatten(named, self.params, what), self._flatten(named, self.buffers, what)
+        self.check_fixed(named, what)
+        return ModelState(params, buffers, counters)
+
+    def check_fixed(self, named: Mapping[str, Tensor], what: str = "the state") -> None:
+        """Raise a StateError if the copies of a tied tensor differ, or a frozen parameter is not the module's."""
         for name, source in self.aliases.items():
             _check_tied(named, name, source, what)
         for name in self.frozen.keys() & named.keys():
             self._check_frozen(named[name], name, what)
-        return ModelState(params, buffers, counters)
 
     def _check_frozen(self, tensor: object, name: str, what: str) -> None:
         expected = self.frozen[name]
@@ -247,8 +261,6 @@ def _check_tensor(tensor: object, name: str, shape: torch.Size, dtype: torch.dty
 def _check_dense(tensor: object, what: str, shape: torch.Size) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise StateError(f"{what} must be a tensor, got {type(tensor).__name__}")
-    if type(tensor) not in (Tensor, nn.Parameter):  # code of a subclass would run in every operation
-        raise StateError(f"{what} must be a plain tensor, got {type(tensor).__name__}")
     if tensor.layout != torch.strided or tensor.is_meta:
         raise StateError(f"{what} must be a dense tensor with data")
     if tensor.shape != shape:

@@ -10,7 +10,9 @@ Extras (SCAFFOLD's control variates) travel in the same record under a prefix.
 
 import ast
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor, nn
 
-from fedbe.core.state import Layout
+from fedbe.core.state import Layout, ModelState, Slot
 from fedbe.errors import StateError
 
 PREFIX = "fedbe/"  # no module uses names that start like this
@@ -72,6 +74,50 @@ def from_record(record: ArrayRecord, model: nn.Module) -> dict[str, Tensor]:
     return layout.with_frozen(read_state(split_extras(record)[0], layout, "the record"))
 
 
+def pack_state(arrays: Mapping[str, Array], layout: Layout, what: str) -> ModelState:
+    """The model in a record. StateError if it does not fit the layout; `what` names it.
+
+    It is `layout.pack(read_state(…))` with one copy instead of three.
+    """
+    arrays = _by_name(arrays, layout)
+    spec = _complete_spec(arrays, layout)
+    check_names(arrays, spec, what)
+    fixed = {*layout.aliases, *layout.aliases.values(), *layout.frozen} & spec.keys()
+    layout.check_fixed({n: _to_tensor(arrays[n], *spec[n], f"{what}: '{n}'") for n in fixed}, what)
+    counters = {n: _to_tensor(arrays[n], *spec[n], f"{what}: '{n}'").to(layout.device) for n in layout.counters}
+    params, buffers = (_pack(arrays, slots, layout, what) for slots in (layout.params, layout.buffers))
+    return ModelState(params, buffers, counters)
+
+
+def pack_params(arrays: Mapping[str, Array], layout: Layout, what: str) -> Tensor:
+    """A vector [P] from arrays that have one number for each parameter, such as SCAFFOLD's control variates."""
+    check_names(arrays, params_spec(layout), what)
+    return _pack(arrays, [replace(slot, dtype=layout.dtype) for slot in layout.params], layout, what)
+
+
+def is_positional(arrays: Mapping[str, Array], layout: Layout) -> bool:
+    """Whether a record was made of a plain list of arrays: its names are "0", "1", … in the order of the state."""
+    return len(arrays) == len(layout.keys) and all(name == str(i) for i, name in enumerate(arrays))
+
+
+def with_positions(record: ArrayRecord) -> ArrayRecord:
+    """The record as Flower makes it of a plain list of arrays."""
+    return ArrayRecord({str(i): array for i, array in enumerate(record.values())})
+
+
+def _by_name(arrays: Mapping[str, Array], layout: Layout) -> Mapping[str, Array]:
+    return dict(zip(layout.keys, arrays.values(), strict=True)) if is_positional(arrays, layout) else arrays
+
+
+def _pack(arrays: Mapping[str, Array], slots: Sequence[Slot], layout: Layout, what: str) -> Tensor:
+    # NumPy allocates large arrays in huge pages. In torch's, page faults take longer than the copy.
+    flat = np.empty(slots[-1].stop if slots else 0, torch.empty(0, dtype=layout.dtype).numpy().dtype)
+    for slot in slots:
+        values = _read_array(arrays[slot.name], slot.shape, slot.dtype, f"{what}: '{slot.name}'")
+        flat[slot.start : slot.stop].reshape(slot.shape)[...] = values
+    return torch.from_numpy(flat).to(layout.device)
+
+
 def state_spec(layout: Layout) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Shape and dtype of every entry of a model's `state_dict`."""
     by_name = {s.name: (s.shape, s.dtype) for s in (*layout.params, *layout.buffers)} | layout.counters
@@ -79,15 +125,19 @@ def state_spec(layout: Layout) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 
 def read_state(arrays: Mapping[str, Array], layout: Layout, what: str) -> dict[str, Tensor]:
-    """The tensors of a model that travel. StateError if they do not fit the layout.
+    """The tensors of a model that travel. StateError if they do not fit the layout; `what` names them.
 
     Flower's own clients send complete states. Frozen parameters among them must be the layout's; they are left out.
     """
-    frozen = {name: (t.shape, t.dtype) for name, t in layout.frozen.items() if name in arrays}
-    tensors = read_arrays(arrays, state_spec(layout) | frozen, what)
-    if frozen:
-        layout.pack(tensors, what)  # checks them
+    arrays = _by_name(arrays, layout)
+    tensors = read_arrays(arrays, _complete_spec(arrays, layout), what)
+    layout.check_fixed(tensors, what)
     return {name: tensors[name] for name in layout.keys}
+
+
+def _complete_spec(arrays: Mapping[str, Array], layout: Layout) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """The spec of a state, with the frozen parameters that the arrays have."""
+    return state_spec(layout) | {n: (t.shape, t.dtype) for n, t in layout.frozen.items() if n in arrays}
 
 
 def params_spec(layout: Layout) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -110,11 +160,16 @@ def split_extras(record: Mapping[str, Array]) -> tuple[dict[str, Array], dict[st
 
 def read_arrays(arrays: Mapping[str, Array], spec: ArraySpec, what: str) -> dict[str, Tensor]:
     """Tensors of exactly the names, shapes and dtypes in `spec`. StateError if the arrays differ; `what` names them."""
+    check_names(arrays, spec, what)
+    return {name: _to_tensor(arrays[name], shape, dtype, f"{what}: '{name}'") for name, (shape, dtype) in spec.items()}
+
+
+def check_names(arrays: Mapping[str, Array], spec: ArraySpec, what: str) -> None:
+    """StateError unless the arrays have exactly the names in `spec`."""
     if missing := [name for name in spec if name not in arrays]:
         raise StateError(f"{what} does not fit the model: '{missing[0]}' is missing ({len(missing)} in total)")
     if unknown := [name for name in arrays if name not in spec]:
         raise StateError(f"{what} does not fit the model: unknown name {unknown[0][:80]!r} ({len(unknown)} in total)")
-    return {name: _to_tensor(arrays[name], shape, dtype, f"{what}: '{name}'") for name, (shape, dtype) in spec.items()}
 
 
 def _to_numpy(tensor: Tensor) -> Any:
@@ -123,6 +178,12 @@ def _to_numpy(tensor: Tensor) -> Any:
 
 
 def _to_tensor(array: Array, shape: torch.Size, dtype: torch.dtype, what: str) -> Tensor:
+    # A copy, because the bytes of a message are read-only.
+    return torch.from_numpy(_read_array(array, shape, dtype, what).copy(order="C")).to(dtype)
+
+
+def _read_array(array: Array, shape: torch.Size, dtype: torch.dtype, what: str) -> Any:
+    """The numbers as a NumPy array, a read-only view of the message."""
     sent_dtype = torch.float32 if dtype == torch.bfloat16 else dtype
     numpy_dtype = torch.empty(0, dtype=sent_dtype).numpy().dtype
     if array.stype != "numpy.ndarray":
@@ -135,10 +196,8 @@ def _to_tensor(array: Array, shape: torch.Size, dtype: torch.dtype, what: str) -
     expected_bytes, received_bytes = math.prod(shape) * numpy_dtype.itemsize, len(array.data) - start
     if received_bytes != expected_bytes:
         raise StateError(f"{what} must have {expected_bytes} bytes, got {received_bytes}")
-    # A copy, because the bytes of a message are read-only.
-    flat = np.frombuffer(array.data, dtype=numpy_dtype, offset=start).copy()
-    shaped = flat.reshape(received_shape, order="F" if fortran_order else "C")
-    return torch.from_numpy(np.ascontiguousarray(shaped).reshape(received_shape)).to(dtype)
+    flat = np.frombuffer(array.data, dtype=numpy_dtype, offset=start)
+    return flat.reshape(received_shape, order="F" if fortran_order else "C")
 
 
 def _parse_header(data: bytes, what: str) -> tuple[tuple[int, ...], bool, str, int]:
@@ -151,11 +210,16 @@ def _parse_header(data: bytes, what: str) -> tuple[tuple[int, ...], bool, str, i
         start = begin + int.from_bytes(data[8:begin], "little")
         if start > min(len(data), MAX_HEADER):
             raise ValueError("the header is too long")
-        header = ast.literal_eval(data[begin:start].decode("latin1"))
-        shape, fortran_order, descr = header.pop("shape"), header.pop("fortran_order"), header.pop("descr")
-        valid_shape = isinstance(shape, tuple) and all(type(size) is int and 0 <= size < 2**63 for size in shape)
-        if header or not valid_shape or not isinstance(fortran_order, bool) or not isinstance(descr, str):
-            raise ValueError("the header has an unexpected form")
+        return *_parse_fields(bytes(data[begin:start])), start
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, KeyError, AttributeError) as error:
         raise StateError(f"{what} has an unreadable header") from error
-    return shape, fortran_order, descr, start
+
+
+@lru_cache(maxsize=1024)  # the headers of all clients are the same
+def _parse_fields(text: bytes) -> tuple[tuple[int, ...], bool, str]:
+    header = ast.literal_eval(text.decode("latin1"))
+    shape, fortran_order, descr = header.pop("shape"), header.pop("fortran_order"), header.pop("descr")
+    valid_shape = isinstance(shape, tuple) and all(type(size) is int and 0 <= size < 2**63 for size in shape)
+    if header or not valid_shape or not isinstance(fortran_order, bool) or not isinstance(descr, str):
+        raise ValueError("the header has an unexpected form")
+    return shape, fortran_order, descr

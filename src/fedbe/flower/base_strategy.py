@@ -7,32 +7,36 @@ calls `fedbe.algorithms.server.step.server_step`.
 import inspect
 import time
 from collections.abc import Callable, Iterable
-from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 
-from fedbe.algorithms.api import server
+from fedbe.algorithms.api import Server, server
+from fedbe.algorithms.methods import get_method
 from fedbe.algorithms.server.guard import SetAside, printable
 from fedbe.core.random import generator
 from fedbe.core.state import ModelState
 from fedbe.core.updates import check_num_examples
-from fedbe.errors import AggregationError, SettingError, StateError
+from fedbe.errors import AggregationError, SettingError, StateError, check_settings
 from fedbe.experiment.run_state import RunState
 from fedbe.flower import messages
-from fedbe.flower.arrays import read_state, split_extras, to_record
-from fedbe.flower.nodes import NodeManager, sender
+from fedbe.flower.arrays import is_positional, pack_state, split_extras, to_record, with_positions
+from fedbe.flower.nodes import NodeManager, log, sender
+from fedbe.flower.privacy import check_wrapper
 from fedbe.flower.recorder import RunRecorder, round_line
 from fedbe.flower.replies import RoundReplies, average_metrics, check_no_error, describe_unreadable, num_examples
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]  # (round, global model) -> metrics
 _FLOWER_ARGUMENTS = tuple(n for n in inspect.signature(FlowerFedAvg.__init__).parameters if n != "self")
+_SERVER_ARGUMENTS = tuple(
+    name for name, p in inspect.signature(Server.__init__).parameters.items() if p.kind is p.KEYWORD_ONLY
+)
+_DRAWS = {"train": "cohort", "evaluate": "evaluate"}  # the role of the random numbers that sample the nodes
 _RESULT_METRICS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
 
@@ -74,10 +78,13 @@ class MethodStrategy(FlowerFedAvg):
         identify: bool | None = None,
         **arguments: Any,
     ) -> None:
+        settings = get_method(self.method_name).settings()
+        owner = f"the strategy {type(self).__name__}"
+        check_settings(owner, arguments, [*_FLOWER_ARGUMENTS, *_SERVER_ARGUMENTS, *settings])
         super().__init__(**{name: arguments.pop(name) for name in _FLOWER_ARGUMENTS if name in arguments})
         module = model if isinstance(model, nn.Module) or not callable(model) else model()
-        # `run_rounds` sets the real number of rounds.
         self.server = server(self.method_name, module, **{"rounds": 1, **arguments})
+        self.server.rounds = arguments.get("rounds")  # `run_rounds` sets it
         self.method = self.server.method
         self.recorder = RunRecorder(folder, self.server)
         if identify is False and self.method.extras:
@@ -90,7 +97,8 @@ class MethodStrategy(FlowerFedAvg):
         self._first_round = 0  # rounds finished before this call of `start`: Flower counts from 1 again
         self._train_messages: list[Message] = []
         self._evaluate_messages: list[Message] = []
-        self._previous: dict[str, Tensor] = {}  # the global model of the current round
+        self._previous: ModelState | None = None  # the global model of the current round
+        self._positional = False  # whether the global model came as a plain list of arrays
         self._round_start = 0.0
 
     def start(
@@ -136,17 +144,28 @@ class MethodStrategy(FlowerFedAvg):
         result = super().start(grid, arrays, num_rounds, evaluate_fn=evaluate if evaluate_fn else None, **options)
         for name in _RESULT_METRICS:
             setattr(result, name, {first + number: record for number, record in getattr(result, name).items()})
-        self.recorder.save_model(layout.pack(self._read_model(result.arrays or arrays)), layout)
+        self.recorder.save_model(self._read_model(result.arrays or arrays), layout)
         return result
 
     def restore(self, state: RunState | None) -> None:
-        """Continue from a checkpoint; None resets the strategy to the start."""
-        self.server.round = self._first_round = 0 if state is None else state.round
-        self.server.memory = {} if state is None else state.memory
-        self.server.members = () if state is None else state.members
+        """Continue from a checkpoint; None resets the strategy to the start.
+
+        Raises:
+            StateError: the checkpoint does not fit the strategy's method and model.
+        """
+        members = [] if state is None else [{"name": m.name, "state": m.state} for m in state.members]
+        self._first_round = 0 if state is None else state.round
+        self.server.load_state_dict(
+            {
+                "method": self.method.name,
+                "round": self._first_round,
+                "memory": {} if state is None else state.memory,
+                "members": members,
+            }
+        )
         self.nodes = NodeManager(None if state is None else state.clients)
         if state is not None:
-            log(INFO, "%s: resuming after round %s", self.method.title, state.round)
+            log.info("%s: resuming after round %s", self.method.title, state.round)
 
     def configure_train(
         self,
@@ -155,17 +174,33 @@ class MethodStrategy(FlowerFedAvg):
         config: ConfigRecord,
         grid: Grid,
     ) -> Iterable[Message]:
-        """Sample the round's cohort, a function of (seed, round), and build its messages. Flower calls this."""
+        """Sample the round's cohort, a function of (seed, round), and build its messages. Flower calls this.
+
+        Raises:
+            SettingError: the method needs something that `start`, which was bypassed, would have set; or a privacy
+                wrapper of Flower calls, whose promise does not hold for this method.
+        """
         if self.fraction_train == 0:
             return []
+        self._check_caller()
+        self.recorder.ensure_started()
         number = self.server.round + 1
-        nodes = self._sample(grid, self.fraction_train, self.min_train_nodes, "cohort", number)
-        self._previous = self._read_model(arrays)
-        config["server-round"] = number
-        shared = to_record(self._previous, self.server.broadcast)
+        nodes = self._sample(grid, self.fraction_train, self.min_train_nodes, "train", number)
+        self._previous, self._positional = self._read_model(arrays), is_positional(arrays, self.server.runner.layout)
+        config[messages.ROUND] = number
+        model = {name: array for name, array in arrays.items() if name not in self.server.runner.layout.frozen}
+        shared = ArrayRecord({**model, **to_record({}, self.server.broadcast)})
         self._train_messages = [self._train_message(node, shared, config, number) for node in nodes]
         self._round_start = time.perf_counter()
         return self._train_messages
+
+    def _check_caller(self) -> None:
+        if self.method.needs_rounds and self.server.rounds is None:
+            raise SettingError(
+                f"{self.method.title} with `distill_until` below 1 must know how many rounds there will be, and its "
+                "`start` was not called: give the strategy `rounds`"
+            )
+        check_wrapper(self.method)
 
     def _train_message(self, node: int, shared: ArrayRecord, config: ConfigRecord, number: int) -> Message:
         source, memory = self.nodes.memory_for(node)
@@ -175,13 +210,7 @@ class MethodStrategy(FlowerFedAvg):
         }
         record = ArrayRecord({**shared, **to_record({}, unpacked)}) if unpacked else shared
         instructions = messages.TrainInstructions(self.method, self.server.seed, number, source, self.weighted_by_key)
-        content = RecordDict(
-            {
-                self.arrayrecord_key: record,
-                self.configrecord_key: config,
-                messages.RECORD: instructions.to_record(),
-            }
-        )
+        content = RecordDict({self.arrayrecord_key: record, self.configrecord_key: instructions.add_to(config)})
         return Message(content, dst_node_id=node, message_type=MessageType.TRAIN)
 
     def aggregate_train(
@@ -198,15 +227,18 @@ class MethodStrategy(FlowerFedAvg):
             return None, None
         layout = self.server.runner.layout
         received = RoundReplies(replies, self._train_messages, self.nodes, self.method, layout, self.weighted_by_key)
+        received.log_count("aggregate_train")
         self.server.total_clients = self._total_clients or self.nodes.count
+        assert self._previous is not None, "`configure_train` sets it"
         try:
             state = self.server.aggregate(self._previous, received)
         except AggregationError as error:
             unreadable = describe_unreadable(received.set_aside)
             raise AggregationError(f"round {self.server.round + 1}: {error}{unreadable}") from error
-        return to_record(state), self._finish_round(layout.pack(state), received)
+        record = to_record(state)
+        return with_positions(record) if self._positional else record, self._finish_round(state, received)
 
-    def _finish_round(self, model: ModelState, received: RoundReplies) -> MetricRecord | None:
+    def _finish_round(self, model: dict[str, Tensor], received: RoundReplies) -> MetricRecord | None:
         """Update the clients' memories, write the round to the folder, and average the metrics of training."""
         info = self.server.info
         assert info is not None, "`aggregate` sets it"
@@ -216,14 +248,14 @@ class MethodStrategy(FlowerFedAvg):
         silent = [SetAside(self.nodes.client(n), "it sent no reply in time") for n in asked if n not in received.nodes]
         set_aside = [*received.set_aside, *silent, *info.set_aside]
         for one in set_aside:
-            log(WARNING, "round %s: client %s is set aside: %s", info.round, one.client_id, one.reason)
-        for capped in info.capped:
-            log(WARNING, "round %s: %s (max_share)", info.round, capped)
+            log.warning("round %s: client %s is set aside: %s", info.round, one.client_id, one.reason)
         line = round_line(info, self.method.name, set_aside, time.perf_counter() - self._round_start)
         contents = [(client, reply.content) for client, reply in used.items()]
         metrics = average_metrics(contents, self.train_metrics_aggr_fn, self.weighted_by_key)
-        state = RunState(info.round, model, self.server.memory, self.nodes.memories, self.server.members)
-        self.recorder.save_round(state, line, metrics)
+        if self.recorder.folder is not None:
+            packed, server = self.server.runner.layout.pack(model), self.server
+            state = RunState(info.round, packed, server.memory, self.nodes.memories, server.members)
+            self.recorder.save_round(state, line, metrics)
         return metrics
 
     def configure_evaluate(
@@ -234,7 +266,7 @@ class MethodStrategy(FlowerFedAvg):
             return []
         number = self._first_round + server_round
         nodes = self._sample(grid, self.fraction_evaluate, self.min_evaluate_nodes, "evaluate", number)
-        config["server-round"] = number
+        config[messages.ROUND] = number
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         self._evaluate_messages = [
             Message(content, dst_node_id=node, message_type=MessageType.EVALUATE) for node in nodes
@@ -243,6 +275,10 @@ class MethodStrategy(FlowerFedAvg):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the metrics of the valid replies; a broken reply is left out. Flower calls this."""
+        replies = list(replies)
+        if replies:
+            failed = sum(message.has_error() for message in replies)
+            log.info("aggregate_evaluate: Received %s results and %s failures", len(replies) - failed, failed)
         valid = []
         for message in replies:
             client = self.nodes.client(sender(message, self._evaluate_messages))
@@ -250,15 +286,22 @@ class MethodStrategy(FlowerFedAvg):
                 check_no_error(message)
                 check_num_examples(num_examples(message.content, self.weighted_by_key))
             except StateError as error:
-                log(WARNING, "the evaluation of client %s is left out: %s", client, printable(str(error)))
+                log.warning("the evaluation of client %s is left out: %s", client, printable(str(error)))
             else:
                 valid.append((client, message.content))
         metrics = average_metrics(valid, self.evaluate_metrics_aggr_fn, self.weighted_by_key)
         self.recorder.add_metrics("evaluate", self._first_round + server_round, metrics)
         return metrics
 
-    def _read_model(self, arrays: ArrayRecord) -> dict[str, Tensor]:
-        return read_state(split_extras(arrays)[0], self.server.runner.layout, "the global model")
+    def initialize_parameters(self, client_manager: object) -> None:  # noqa: ARG002
+        """Refuse the workflows of Flower's older API, which call this first."""
+        raise SettingError(
+            f"{self.method.title} cannot run in a workflow of Flower's older API such as SecAggPlusWorkflow: the "
+            "server needs each client's model, and secure aggregation shows it only their sum; call `start`"
+        )
+
+    def _read_model(self, arrays: ArrayRecord) -> ModelState:
+        return pack_state(split_extras(arrays)[0], self.server.runner.layout, "the global model")
 
     def _sample(self, grid: Grid, fraction: float, minimum: int, role: str, number: int) -> list[int]:
         """Nodes for one role in one round, drawn with the server's seed."""
@@ -266,4 +309,6 @@ class MethodStrategy(FlowerFedAvg):
         size = max(int(len(online) * fraction), minimum)
         if self.identify and (size < len(online) or self.method.extras):
             self.nodes.identify(grid, online)
-        return self.nodes.sample(online, size, generator(self.server.seed, number, role))
+        drawn = self.nodes.sample(online, size, generator(self.server.seed, number, _DRAWS[role]))
+        log.info("configure_%s: Sampled %s nodes (out of %s)", role, len(drawn), len(online))
+        return drawn

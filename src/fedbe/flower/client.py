@@ -28,7 +28,7 @@ from fedbe.core.state import Layout, ModelState
 from fedbe.core.updates import ClientId
 from fedbe.errors import SettingError, StateError
 from fedbe.flower import messages
-from fedbe.flower.arrays import params_spec, read_arrays, read_state, split_extras, to_record
+from fedbe.flower.arrays import pack_state, params_spec, read_arrays, read_state, split_extras, to_record
 
 MEMORY = "fedbe.memory"  # the record in the Context's state, which Flower keeps between the rounds of a run
 
@@ -150,7 +150,7 @@ class TrainRequest:
     def _received(self, layout: Layout) -> tuple[ModelState, dict[str, Any], dict[str, Any]]:
         """The global model, the extras that every client gets, and this client's memory."""
         arrays, extras = split_extras(self.arrays)
-        state = layout.pack(read_state(arrays, layout, "the global model"))
+        state = pack_state(arrays, layout, "the global model")
         broadcast: dict[str, Any] = {}
         memory: dict[str, Any] = {}
         for name, extra in extras.items():
@@ -215,12 +215,11 @@ def _read_request(message: Message, context: Context) -> TrainRequest:
     records = message.content.array_records
     if len(records) != 1:
         raise StateError(f"the server's message must have one ArrayRecord, got {len(records)}")
-    configs = {k: c for k, c in message.content.config_records.items() if k != messages.RECORD}
     client = messages.client_id(context)
     return TrainRequest(
         instructions=messages.read_instructions(message.content),
         client_id=context.node_id if client is None else client,
-        config=next(iter(configs.values()), ConfigRecord()),
+        config=messages.users_config(message.content),
         context=context,
         arrays=next(iter(records.values())),
     )

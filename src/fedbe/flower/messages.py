@@ -1,8 +1,9 @@
-"""What server and clients tell each other in addition to arrays: one ConfigRecord called "fedbe" in every message.
+"""What server and clients tell each other in addition to arrays.
 
-server to client  method and the settings of its rules, seed, round, the source of the client's memory, and the name
-                  under which the client reports its number of examples
-client to server  the client's id, and the method whose rules it applied
+server to client  keys that start with "fedbe." in the one ConfigRecord of the message: method and the settings of its
+                  rules, seed, the source of the client's memory, and the name under which the client reports its
+                  number of examples. There is no second record: clients and Flower's mods may expect one
+client to server  a ConfigRecord called "fedbe": the client's id, and the method whose rules it applied
 """
 
 import json
@@ -16,6 +17,8 @@ from fedbe.core.updates import ClientId
 from fedbe.errors import SettingError
 
 RECORD = "fedbe"
+PREFIX = "fedbe."  # of our keys in the server's ConfigRecord
+ROUND = "server-round"  # Flower's own key
 IDENTIFY = "query.fedbe"  # the type of the message that asks a node for its client id
 MEMORY_PREFIX = "memory-"  # extras whose names start like this are the client's memory
 KEPT, SENT, NONE = "own", "sent", "none"  # the client's memory: kept at the client, in this message, or none
@@ -40,34 +43,38 @@ class TrainInstructions:
     memory: str = KEPT
     weight_key: str = "num-examples"
 
-    def to_record(self) -> ConfigRecord:
-        """The instructions as a record for a message; `read_instructions` reads it."""
+    def add_to(self, config: ConfigRecord) -> ConfigRecord:
+        """A copy of a message's ConfigRecord with these instructions; `read_instructions` reads them."""
         rules = {f.name: getattr(rule, f.name) for rule in self.method.rules for f in fields(rule)}  # type: ignore[arg-type]
-        return ConfigRecord(
-            {
-                "method": self.method.name,
-                "rules": json.dumps(rules),
-                "seed": str(self.seed),  # as text: integers in a record are limited to 64 bits
-                "round": self.round,
-                "memory": self.memory,
-                "weight": self.weight_key,
-            }
-        )
+        ours = {
+            "method": self.method.name,
+            "rules": json.dumps(rules),
+            "seed": str(self.seed),  # as text: integers in a record are limited to 64 bits
+            "memory": self.memory,
+            "weight": self.weight_key,
+        }
+        return ConfigRecord({**config, ROUND: self.round, **{PREFIX + key: value for key, value in ours.items()}})
 
 
 def read_instructions(content: RecordDict) -> TrainInstructions:
     """The instructions in a message. A message from another library's strategy asks for plain training."""
-    record = content.config_records.get(RECORD)
-    if record is None:
-        rounds = [c["server-round"] for c in content.config_records.values() if "server-round" in c]
-        return TrainInstructions(get_method("fedavg"), 0, _checked_round(rounds[0]) if rounds else 0)
+    config = {key: value for record in content.config_records.values() for key, value in record.items()}
+    number = _checked_round(config.get(ROUND, 0))
+    ours = {key.removeprefix(PREFIX): str(value) for key, value in config.items() if key.startswith(PREFIX)}
+    if not ours:
+        return TrainInstructions(get_method("fedavg"), 0, number)
     try:
-        rules: dict[str, Any] = json.loads(str(record["rules"]))
-        method = get_method(str(record["method"]), **rules)
-        seed, number = int(str(record["seed"])), _checked_round(record["round"])
-        return TrainInstructions(method, seed, number, str(record["memory"]), str(record["weight"]))
+        rules: dict[str, Any] = json.loads(ours["rules"])
+        method = get_method(ours["method"], **rules)
+        return TrainInstructions(method, int(ours["seed"]), number, ours["memory"], ours["weight"])
     except (KeyError, ValueError) as error:
         raise SettingError(f"the server's instructions cannot be read: {error}") from error
+
+
+def users_config(content: RecordDict) -> ConfigRecord:
+    """The ConfigRecord of the ServerApp (`train_config`), without our instructions."""
+    record = next(iter(content.config_records.values()), ConfigRecord())
+    return ConfigRecord({key: value for key, value in record.items() if not key.startswith(PREFIX)})
 
 
 def _checked_round(value: object) -> int:

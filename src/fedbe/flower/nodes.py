@@ -2,17 +2,17 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from logging import INFO, WARNING
+from logging import getLogger
 
 import torch
 from flwr.app import Message, RecordDict
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedbe.core.updates import ClientId
 from fedbe.flower import messages
 
+log = getLogger("flwr")  # Flower's own: its lines and ours are shown together
 IDENTIFY_SECONDS = 120.0  # for every message a deployed node starts a process, which imports torch
 
 
@@ -60,7 +60,7 @@ class NodeManager:
             nodes = list(grid.get_node_ids())
             enough = len(nodes) >= needed
             if len(nodes) != reported and (reported is not None or not enough):
-                log(INFO, "%s of %s nodes are online", len(nodes), needed)
+                log.info("%s of %s nodes are online", len(nodes), needed)
                 notify(len(nodes), needed)
                 reported = len(nodes)
             if enough:
@@ -83,7 +83,7 @@ class NodeManager:
             client = None if reply.has_error() else messages.reported_id(reply.content)
             self._identified.add(node)
             if client is None:
-                log(WARNING, "node %s does not report a client id; its node id is used", node)
+                log.warning("node %s does not report a client id; its node id is used", node)
             else:
                 self.clients[node] = client
 

@@ -10,7 +10,7 @@ FOLDER/nodes.json                 only if there were too few nodes: how many are
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,25 @@ class RunRecorder:
     def __init__(self, folder: Path | str | None, server: Server) -> None:
         self.folder = None if folder is None else Path(folder)
         self._server = server
+        self._started = False
+        self._own_lock = ExitStack()  # until the process ends, if another loop than `start` runs the rounds
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder while a run is in progress. BusyError if another process holds the lock."""
+        self._started = True
         if self.folder is None:
             yield
             return
         make_folder(self.folder)
         with locked(self.folder):
             yield
+
+    def ensure_started(self) -> None:
+        """Start a new run, unless `start` or `resume` did: a subclass or a wrapper may have its own loop."""
+        if not self._started:
+            self._own_lock.enter_context(self.locked())
+            self.start_new()
 
     def start_new(self) -> None:
         """Check that the folder has no other run. Files of a run that ended in its first round are removed."""
@@ -127,7 +136,6 @@ def round_line(info: RoundInfo, method: str, set_aside: Iterable[SetAside], seco
         "method": method,
         "clients": list(info.clients),
         "set_aside": [{"client": s.client_id, "reason": s.reason} for s in set_aside],
-        **({"capped": [str(c) for c in info.capped]} if info.capped else {}),
         "server": step,
         "seconds": {**info.step.seconds, "round": seconds},
     }

@@ -3,12 +3,10 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from logging import WARNING
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common.logger import log
-from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor
 
 from fedbe.algorithms.methods import Method
@@ -17,8 +15,11 @@ from fedbe.core.state import Layout
 from fedbe.core.updates import ClientId, ClientUpdate
 from fedbe.errors import StateError
 from fedbe.flower import messages
-from fedbe.flower.arrays import params_spec, read_arrays, read_state, split_extras
-from fedbe.flower.nodes import NodeManager, sender
+from fedbe.flower.arrays import pack_params, pack_state, split_extras
+from fedbe.flower.nodes import NodeManager, log, sender
+
+# The function that Flower's FedAvg uses if the user gives none.
+AVERAGE_METRICS = FlowerFedAvg().train_metrics_aggr_fn
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,11 @@ class RoundReplies:
             client = messages.reported_id(message.content)
             nodes.clients.setdefault(node, node if client is None else client)
         self._nodes_per_client = Counter(nodes.client(node) for node, _ in without_error)
+
+    def log_count(self, caller: str) -> None:
+        """The line of Flower's own strategies about the replies."""
+        failed = sum(message.has_error() for _, message in self._messages)
+        log.info("%s: Received %s results and %s failures", caller, len(self._messages) - failed, failed)
 
     def __iter__(self) -> Iterator[ClientUpdate]:
         for node, message in self._messages:
@@ -101,13 +107,12 @@ class RoundReplies:
 
     def _read_record(self, record: ArrayRecord, examples: float, client: ClientId) -> ClientUpdate:
         arrays, extras = split_extras(record)
-        state = read_state(arrays, self._layout, "its state")
+        state = pack_state(arrays, self._layout, "its state")
         packed = {}
         for name in self._method.extras:
             if name not in extras:
                 raise StateError(f"the extra '{name}', which clients of this method send, is missing")
-            tensors = read_arrays(extras[name], params_spec(self._layout), f"its extra '{name}'")
-            packed[name] = self._layout.pack_params(tensors, f"its extra '{name}'")
+            packed[name] = pack_params(extras[name], self._layout, f"its extra '{name}'")
         return ClientUpdate(state, examples, client, packed)
 
 
@@ -146,7 +151,7 @@ def average_metrics(
 
     Flower's own average gets only the replies that it can average. A user's function gets all of them.
     """
-    is_default = aggregate is aggregate_metricrecords
+    is_default = aggregate is AVERAGE_METRICS
     chosen = _comparable(contents) if is_default else [content for _, content in contents]
     return aggregate(chosen, weight_key) if chosen else None
 
@@ -159,11 +164,11 @@ def _comparable(contents: Iterable[tuple[ClientId, RecordDict]]) -> list[RecordD
         if np.isfinite(np.hstack(list(metrics.values()))).all():
             finite.append((client, _form(metrics), content))
         else:
-            log(WARNING, "the metrics of client %s are left out: they contain NaN or infinite values", client)
+            log.warning("the metrics of client %s are left out: they contain NaN or infinite values", client)
     most_common = Counter(form for _, form, _ in finite).most_common(1)
     for client, form, _ in finite:
         if form != most_common[0][0]:
-            log(WARNING, "the metrics of client %s are left out: their names or lengths differ from most", client)
+            log.warning("the metrics of client %s are left out: their names or lengths differ from most", client)
     return [content for _, form, content in finite if form == most_common[0][0]]
 
 

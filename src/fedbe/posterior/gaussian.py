@@ -99,8 +99,7 @@ class Gaussian(DiagonalGaussian):
         """
         packed, layout = pack_updates(updates, model)
         moments = Moments(variance=True)
-        for update in packed:
-            moments.add(update.state, update.num_examples)
+        moments.add_all((update.state, update.num_examples) for update in packed)
         return cls.from_moments(moments, scale=scale, sample_buffers=sample_buffers, layout=layout)
 
     @classmethod

@@ -3,17 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from fedbe.algorithms.server.context import Context, Draft, Round, StepInfo
-from fedbe.algorithms.server.guard import SetAside, admit
-from fedbe.algorithms.server.influence import Capped
-from fedbe.algorithms.server.limits import Limits
+from fedbe.algorithms.server.guard import Limits, SetAside, admit
 from fedbe.algorithms.server.stages import Stage
 from fedbe.algorithms.server.transforms import Transform
 from fedbe.algorithms.vote import Member
-from fedbe.core.state import ModelState
+from fedbe.core.state import ModelState, all_finite
 from fedbe.core.updates import ClientId, ClientUpdate
 from fedbe.errors import AggregationError
 
@@ -31,7 +28,6 @@ class StepResult:
         info: the report of the stages.
         clients: ids of the clients whose updates were used.
         set_aside: clients whose updates were not used, with reasons.
-        capped: clients that count less than they report.
         members: models whose vote is the prediction, where the method keeps them (1-Ensemble).
     """
 
@@ -40,7 +36,6 @@ class StepResult:
     info: StepInfo
     clients: tuple[ClientId, ...]
     set_aside: tuple[SetAside, ...]
-    capped: tuple[Capped, ...] = ()
     members: tuple[Member, ...] = ()
 
 
@@ -88,7 +83,6 @@ def server_step(
         info=info,
         clients=tuple(u.client_id for u in round.updates),
         set_aside=admission.set_aside,
-        capped=admission.capped,
         members=draft.members,
     )
 
@@ -116,7 +110,7 @@ def _run_stages(stages: Sequence[Stage], draft: Draft, round: Round, on_draft: D
 def _check_finite(draft: Draft) -> None:
     if not draft.state.finite():
         raise AggregationError("the combined model has NaN or infinite values; the global model is unchanged")
-    if broken := [name for name, value in draft.memory.items() if not bool(torch.isfinite(value).all())]:
+    if broken := [name for name, value in draft.memory.items() if not all_finite(value)]:
         raise AggregationError(
             f"the server's new '{broken[0]}' has NaN or infinite values; the global model is unchanged"
         )
