@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.optim.swa_utils import update_bn
 
 from fedbe.algorithms.distillation import DistillSettings, distill, loss_function, sharpen
+from fedbe.algorithms.early_stopping import divide
 from fedbe.algorithms.vote import predict
 from fedbe.core.compute import Plan
 from fedbe.core.inputs import TensorInputs
@@ -245,6 +246,67 @@ def test_the_released_decay_reaches_normalisation_too(network, inputs_for):
     torch.testing.assert_close(changed["1.weight"], torch.full_like(changed["1.weight"], -5e-4))
 
 
+def test_adam_equals_torchs_with_a_cosine(network, inputs_for):
+    module, runner, start, inputs, targets = _problem(network, inputs_for, "mlp-bn")
+    settings = DistillSettings(
+        optimizer="adam", distill_epochs=2, distill_batch_size=8, distill_lr=0.01, distill_weight_decay=0.1
+    )
+    got = distill(runner, start, TensorInputs(inputs), targets, settings, generator(4))
+    reference, draw = copy.deepcopy(module).train(), generator(4)
+    norm = list(reference[1].parameters())
+    others = [p for p in reference.parameters() if all(p is not n for n in norm)]
+    optimizer = torch.optim.Adam([{"params": others, "weight_decay": 0.1}, {"params": norm}], lr=0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
+    torch.randint(0, 2**62, (1,), generator=draw)  # the seed of the global RNG
+    for _ in range(2):
+        for index in torch.randperm(22, generator=draw).tensor_split([8, 16]):
+            optimizer.zero_grad()
+            functional.cross_entropy(reference(inputs[index]), targets[index]).backward()
+            optimizer.step()
+            schedule.step()
+    expected = runner.layout.pack(reference.state_dict())
+    torch.testing.assert_close(got.params, expected.params, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(got.buffers, expected.buffers, rtol=1e-9, atol=1e-12)
+
+
+class TestEarlyStopping:
+    def _run(self, network, inputs_for, patience, lr=0.05, epochs=60):
+        _, runner, start, inputs, targets = _problem(network, inputs_for, "mlp", count=40)
+        seen = []
+        settings = DistillSettings(
+            optimizer="sgd", distill_epochs=epochs, distill_patience_epochs=patience, distill_lr=lr,
+            distill_batch_size=40, sharpening=1.0,
+        )  # fmt: skip
+        progress = lambda done, total: seen.append((done, total))  # noqa: E731
+        student = distill(runner, start, TensorInputs(inputs), targets, settings, generator(1), progress=progress)
+        learned, held_out = divide(40, 0.1, generator(1))
+        module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+        module.load_state_dict(runner.layout.unpack(student))
+        loss = float(functional.cross_entropy(module(inputs[held_out]), targets[held_out]).detach())
+        return loss, len(seen), learned, held_out
+
+    def test_a_tenth_is_held_out(self, network, inputs_for):
+        _, steps, learned, held_out = self._run(network, inputs_for, patience=100, epochs=3)
+        assert (len(learned), len(held_out), steps) == (36, 4, 3)
+
+    def test_it_ends_early_and_takes_the_student_with_the_lowest_loss(self, network, inputs_for):
+        patient, all_steps, _, _ = self._run(network, inputs_for, patience=60, lr=1.0)
+        hasty, steps, _, _ = self._run(network, inputs_for, patience=5, lr=1.0)
+        assert all_steps == 60
+        assert steps < 60
+        # random targets cannot be learned, so the loss on unseen inputs soon rises; both return their lowest
+        last, _, _, _ = self._run(network, inputs_for, patience=steps, lr=1.0, epochs=steps)
+        assert last == pytest.approx(hasty)
+        assert patient <= hasty
+
+    def test_without_patience_nothing_is_held_out(self):
+        assert [part.tolist() for part in divide(3, 0.0, generator(0))] == [[0, 1, 2], []]
+
+    def test_it_needs_two_inputs(self):
+        with pytest.raises(SettingError, match="needs two unlabeled inputs or more, got 1"):
+            divide(1, 0.1, generator(0))
+
+
 def test_frozen_parameters_stay(network, inputs_for):
     module = network("mlp-bn")
     module[0].weight.requires_grad_(False)
@@ -303,6 +365,8 @@ def test_a_model_that_cannot_learn_is_refused():
         ({"distill_lr_min": -1.0}, "`distill_lr_min` must be > 0"),
         ({"swa_start_steps": -1}, "`swa_start_steps` must be >= 0"),
         ({"distill_weight_decay": -1.0}, "`distill_weight_decay` must be >= 0"),
+        ({"distill_patience_epochs": -1}, "`distill_patience_epochs` must be >= 0"),
+        ({"distill_patience_epochs": 3}, "needs the optimizer sgd or adam"),
     ],
 )
 def test_settings(settings, message):

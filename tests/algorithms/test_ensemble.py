@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from fedbe.algorithms.ensemble import parse_members
-from fedbe.algorithms.vote import Member, local_predictor, predict, vote
+from fedbe.algorithms.vote import Member, local_predictor, logits_vote, predict, vote
 from fedbe.core.compute import Plan
 from fedbe.core.inputs import TensorInputs
 from fedbe.core.model_runner import ModelRunner
@@ -139,3 +139,19 @@ def test_models_that_return_no_logits(forward):
 def test_letters(letters):
     with pytest.raises(SettingError, match="`members` must be one or more of"):
         parse_members(letters)
+
+
+class TestLogitsVote:
+    def test_by_hand(self):
+        # √(.8·.5) : √(.2·.5) = 2 : 1, where the mean of the probabilities would be .65 : .35
+        vote = logits_vote([torch.tensor([[0.8, 0.2]]), torch.tensor([[0.5, 0.5]])])
+        torch.testing.assert_close(vote, torch.tensor([[2 / 3, 1 / 3]]))
+
+    def test_it_is_the_softmax_of_the_mean_logits(self, rng):
+        logits = [3 * torch.randn(5, 4, 2, generator=rng) for _ in range(3)]
+        expected = torch.stack(logits).mean(0).softmax(1)
+        torch.testing.assert_close(logits_vote(z.softmax(1) for z in logits), expected)
+
+    def test_a_probability_of_zero_is_a_very_low_one(self):
+        vote = logits_vote([torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])])
+        torch.testing.assert_close(vote, torch.tensor([[0.5, 0.5]]))

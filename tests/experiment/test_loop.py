@@ -461,3 +461,14 @@ def test_run_json_notes_what_changed_at_a_resume(
     monkeypatch.setattr(provenance, "made_with", lambda: began | {"machine": "a third"})
     assert loop.execute(folder, pool, silent)
     assert run_folder.read_info(folder).made_with["machine"] == moved
+
+
+def test_the_server_declares_the_sizes_of_the_split_unless_the_recipe_says_otherwise(small: Recipe, play: Play) -> None:
+    """Clients with 240, 67 and 831 digits; of three, one may count for 60 %."""
+    uneven = ["split.kind=dirichlet", "split.alpha=0.1", "split.clients=3", "training.rounds=1"]
+    declared = override_recipe(small, [*uneven, "training.clients_per_round="])
+    (honest,) = run_folder.read_rounds(play("declared", "fedavg", recipe=declared))
+    assert "capped" not in honest
+    reported = override_recipe(declared, ["limits.client_weights=reported"])
+    (line,) = run_folder.read_rounds(play("reported", "fedavg", recipe=reported))
+    assert line["capped"] == ["client 2 reports 73 % of all examples and counts as 60 %"]

@@ -95,6 +95,15 @@ def test_a_dumped_recipe_is_the_same_recipe() -> None:
     assert "unlabeled" not in dump_recipe(recipe)["data"]
 
 
+def test_default_limits_do_not_change_the_identity_of_a_recipe() -> None:
+    assert "limits" not in dump_recipe(load_recipe("digits"))
+    changed = load_recipe("digits", ["limits.max_share=0.1", "limits.client_weights=reported"])
+    assert override_recipe(changed, []).limits == changed.limits
+    assert changed.limits.max_share == 0.1
+    with pytest.raises(RecipeError, match=r"unknown setting 'limits.max_shar': did you mean 'max_share'"):
+        load_recipe("digits", ["limits.max_shar=0.1"])
+
+
 SMALL = st.integers(1, 50)
 POSITIVE = st.floats(1e-6, 1e3)
 EPOCHS = st.integers(0, 30) | st.tuples(st.integers(0, 10), st.integers(10, 30))

@@ -214,6 +214,20 @@ def test_one_broken_reply_is_set_aside_and_the_round_continues(name, local_grid,
     assert result.train_metrics_clientapp[1]["loss"] == pytest.approx((30 * 2 + 40 * 3) / 80)
 
 
+def test_a_client_that_claims_all_examples_does_not_decide(local_grid, tmp_path):
+    """Of four, one counts at most for half: three times the mean of the others."""
+    claim = breaking(_metrics(**{"num-examples": 10**15, "loss": 1.0}))
+    ours = FedAvg(model=Net, folder=tmp_path, **QUIET)
+    state = ours.start(local_grid(plain_app(), 4, claim), arrays(), 1).arrays.to_torch_state_dict()
+    expected = (10 * 1 + 30 * 3 + 40 * 4 + 80 * 2) / 160 / 10
+    before = Net().state_dict()
+    for key, tensor in state.items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor, before[key] + expected)
+    (capped,) = lines_of(tmp_path)[0]["capped"]
+    assert capped.endswith("reports 100 % of all examples and counts as 50 %")
+
+
 def test_a_client_that_fails_is_set_aside_with_the_last_line_of_its_traceback(local_grid, tmp_path):
     def train(request):
         if request.client_id == 1:

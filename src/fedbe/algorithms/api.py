@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from fedbe.algorithms.methods import Method, get_method
 from fedbe.algorithms.server.context import Context, StepInfo
-from fedbe.algorithms.server.guard import Limits, SetAside, check_count, printable
+from fedbe.algorithms.server.guard import SetAside, printable
+from fedbe.algorithms.server.influence import Capped
+from fedbe.algorithms.server.limits import ClientWeights, Limits, check_count
 from fedbe.algorithms.server.step import server_step
 from fedbe.algorithms.vote import Member, local_predictor, predict, vote
 from fedbe.core.compute import Plan
@@ -35,16 +37,19 @@ class RoundInfo:
         clients: ids of the clients whose updates were used.
         set_aside: clients whose updates were not used, with the reason.
         step: who voted, how long each phase took, and metrics where labels are known.
+        capped: clients that count less than they report (`max_share`).
     """
 
     round: int
     clients: tuple[ClientId, ...]
     set_aside: tuple[SetAside, ...]
     step: StepInfo
+    capped: tuple[Capped, ...] = ()
 
     def __str__(self) -> str:
         rows = [("round", str(self.round)), ("clients", _some([str(c) for c in self.clients]))]
         rows += [("set aside", f"client {s.client_id}: {s.reason}") for s in self.set_aside]
+        rows += [("capped", str(c)) for c in self.capped]
         if self.step.members:
             rows.append(("members", _some([m.name for m in self.step.members])))
         if self.step.disagreement is not None:
@@ -81,7 +86,10 @@ class Server:
         rounds: how many rounds there will be. Needed where `distill_until` is below 1, as in the variant tuned.
         total_clients: the number of all clients. Needed by SCAFFOLD when only some of them reply.
         min_clients: with fewer usable updates, `aggregate` raises AggregationError.
-        max_norm_ratio: a client whose change is this many times longer than usual is set aside.
+        max_norm_ratio: a client that changes a tensor by more than this many times what is usual is set aside,
+        max_change: unless the change is at most this many times the tensor's own norm (see `Limits`).
+        max_share: the largest share of the total weight that one client may have; 1 for no limit.
+        client_weights: "reported", the clients' own numbers of examples; "equal"; or numbers by client id.
         plan: precision and memory layout.
         output: which part of the model's output are the logits, a name or a position. Default: a tensor as it is,
             `logits` of a dict or a Hugging Face `ModelOutput`, the first entry of a tuple.
@@ -122,6 +130,9 @@ class Server:
         total_clients: int | None = None,
         min_clients: int = 1,
         max_norm_ratio: float = 100.0,
+        max_change: float = 30.0,
+        max_share: float = 0.25,
+        client_weights: ClientWeights = "reported",
         plan: Plan | None = None,
         output: str | int | None = None,
         variant: str = "paper",
@@ -131,7 +142,7 @@ class Server:
             settings["augment"], augment = augment, None
         self.method = _method(method, variant, settings)
         self.runner = ModelRunner(model, plan, output)
-        self.limits = Limits(min_clients, max_norm_ratio)
+        self.limits = Limits(min_clients, max_norm_ratio, max_change, max_share, client_weights)
         for name, value in (("rounds", rounds), ("total_clients", total_clients)):
             if value is not None:
                 check_count(name, value)
@@ -206,7 +217,7 @@ class Server:
         _check_range(state)
         self.round += 1
         self.memory, self.members = result.memory, result.members
-        self.info = RoundInfo(self.round, result.clients, result.set_aside, result.info)
+        self.info = RoundInfo(self.round, result.clients, result.set_aside, result.info, result.capped)
         if isinstance(global_state, ModelState):
             return state
         return {name: state[name] if name in state else global_state[name].clone() for name in global_state}

@@ -1,22 +1,25 @@
-"""Distil a vote into one model: sharpened targets, and SGD or SWA on them (Section 4 of the paper)."""
+"""Distil a vote into one model: sharpened targets, and SGD or SWA on them (Section 4 of the paper), or Adam (FedDF)."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedbe.algorithms.early_stopping import EarlyStopping, divide
 from fedbe.algorithms.swa import SWASchedule, WeightAverage
 from fedbe.core.inputs import Inputs, batches
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.normalization import check_batch, recalibrate
-from fedbe.core.optim import SGD
+from fedbe.core.optim import SGD, Adam, Optimizer
 from fedbe.core.random import global_rng
 from fedbe.core.state import ModelState
 from fedbe.errors import AggregationError, SettingError, nearest
 
-OPTIMIZERS = ("swa", "sgd")
+OPTIMIZERS = ("swa", "sgd", "adam")
+HELD_OUT = 0.1  # the part of the inputs that early stopping measures on
 LOSSES = ("cross_entropy", "kl_over_classes")
 TARGETS = ("ensemble", "labels")
 
@@ -26,14 +29,18 @@ class DistillSettings:
     """How the student learns. The defaults are the paper's. A step is one mini-batch.
 
     Attributes:
-        optimizer: swa (the mean of points along a cyclic step size) or sgd (a constant step size, the last point).
+        optimizer: swa (the mean of points along a cyclic step size), sgd (the last point, with a constant step size) or
+            adam (the last point, with a step size that falls to 0 along a cosine).
         distill_epochs: passes over the server's inputs.
         distill_batch_size: inputs in a mini-batch.
-        distill_lr: step size at the beginning of each SWA cycle, or SGD's constant step size.
+        distill_patience_epochs: early stopping. A tenth of the inputs is not learned from. The student's loss on them,
+            against the vote, is measured after every epoch; after so many epochs without a lower one the student with
+            the lowest is taken. 0 for no early stopping.
+        distill_lr: step size at the beginning of each SWA cycle, SGD's constant step size, or Adam's first.
         distill_lr_min: step size at the end of each SWA cycle.
         swa_cycle_steps: length of a cycle. A point is collected at its end …
         swa_start_steps: … if that is after this step.
-        distill_momentum: momentum of SGD, also within SWA.
+        distill_momentum: momentum of SGD, also within SWA; Adam's β₁.
         distill_weight_decay: does not apply to normalisation layers …
         distill_decay_norms: … unless this is true, as in the released program.
         loss: cross_entropy, −(1/J) Σ_j p̂_j·log p_j; or kl_over_classes, the released program's KL divergence, which is
@@ -46,6 +53,7 @@ class DistillSettings:
 
     optimizer: str = "swa"
     distill_epochs: int = 20
+    distill_patience_epochs: int = 0
     distill_batch_size: int = 128
     distill_lr: float = 1e-3
     distill_lr_min: float = 4e-4
@@ -68,10 +76,14 @@ class DistillSettings:
             self._check(name, getattr(self, name) >= 1, "must be >= 1")
         for name in ("distill_lr", "distill_lr_min", "sharpening"):
             self._check(name, getattr(self, name) > 0, "must be > 0")
-        for name in ("swa_start_steps", "distill_weight_decay"):
+        for name in ("swa_start_steps", "distill_weight_decay", "distill_patience_epochs"):
             self._check(name, getattr(self, name) >= 0, "must be >= 0")
         self._check("distill_momentum", 0 <= self.distill_momentum < 1, "must be in [0, 1)")
         self._check("distill_until", 0 <= self.distill_until <= 1, "must be from 0 to 1")
+        if self.optimizer == "swa" and self.distill_patience_epochs:
+            raise SettingError(
+                "`distill_patience_epochs` needs the optimizer sgd or adam: SWA has no single last point"
+            )
         if self.optimizer == "swa" and self.distill_lr_min > self.distill_lr:
             raise SettingError(
                 "`distill_lr_min` must not be above `distill_lr`, "
@@ -101,11 +113,23 @@ class DistillSettings:
         return round - 1 < self.distill_until * rounds - 1e-9
 
     def swa_schedule(self, total_steps: int) -> SWASchedule | None:
-        """The SWA schedule for a distillation of `total_steps`; None for plain SGD."""
-        if self.optimizer == "sgd":
+        """The SWA schedule for a distillation of `total_steps`; None for other optimizers."""
+        if self.optimizer != "swa":
             return None
         schedule = SWASchedule(self.distill_lr, self.distill_lr_min, self.swa_cycle_steps, self.swa_start_steps)
         return schedule.fitted(total_steps)
+
+    def step_size(self, i: int, total_steps: int) -> float:
+        """lr(i) of step i = 1, 2, … without SWA: SGD's constant, or Adam's (lr/2) (1 + cos(π (i − 1)/total)).
+
+        Example:
+            >>> settings = DistillSettings(optimizer="adam", distill_lr=1.0)
+            >>> [round(settings.step_size(i, 4), 3) for i in (1, 3)]
+            [1.0, 0.5]
+        """
+        if self.optimizer == "sgd":
+            return self.distill_lr
+        return 0.5 * self.distill_lr * (1 + math.cos(math.pi * (i - 1) / total_steps))
 
 
 def sharpen(probabilities: Tensor, exponent: float = 2.0) -> Tensor:
@@ -154,45 +178,54 @@ def distill(
         progress: called with (steps done, all steps).
 
     Returns:
-        The last SGD point, or the mean of the SWA points with BatchNorm statistics recomputed on the inputs.
+        The last point, or the mean of the SWA points with BatchNorm statistics recomputed on the inputs, or, with early
+        stopping, the point with the lowest loss on the inputs that were not learned from.
 
     Raises:
         AggregationError: if the student's weights are not finite.
     """
-    check_batch(runner.module, min(len(inputs), settings.distill_batch_size))
+    learned, held_out = divide(len(inputs), HELD_OUT if settings.distill_patience_epochs else 0.0, generator)
+    check_batch(runner.module, min(len(learned), settings.distill_batch_size))
     runner.load(start)
     runner.module.train()
-    steps = sum(1 for _ in batches(len(inputs), settings.distill_batch_size)) * settings.distill_epochs
+    steps = sum(1 for _ in batches(len(learned), settings.distill_batch_size)) * settings.distill_epochs
     swa = settings.swa_schedule(steps)
     average = WeightAverage([p for _, p in runner.trainable()])
-    optimizer = SGD(
+    optimizer = _optimizer(runner, settings)
+    loss_of = loss_function(settings.loss) if targets.is_floating_point() else functional.cross_entropy
+    targets = targets.to(runner.device)
+    stopping = EarlyStopping(settings.distill_patience_epochs, runner, inputs, targets, held_out, loss_of)
+    augmentation = generator if settings.augment else None
+    i = 0  # steps done
+    with global_rng(generator):
+        for _ in range(settings.distill_epochs):
+            order = torch.randperm(len(learned), generator=generator)
+            for chosen in batches(len(learned), settings.distill_batch_size, order):
+                i, index = i + 1, learned[chosen]
+                optimizer.zero_grad()
+                logits = runner.logits(inputs.batch(index, augmentation))
+                loss_of(logits, targets[index.to(runner.device)]).backward()  # type: ignore[no-untyped-call]
+                optimizer.step(settings.step_size(i, steps) if swa is None else swa.step_size(i))
+                if swa is not None and swa.collects(i):
+                    average.collect()
+                if progress is not None:
+                    progress(i, steps)
+            if stopping.ends():
+                break
+    if average.count:
+        average.apply_()
+        recalibrate(runner, inputs)
+    return _checked_student(stopping.best or runner.read(), settings)
+
+
+def _optimizer(runner: ModelRunner, settings: DistillSettings) -> Optimizer:
+    kind = Adam if settings.optimizer == "adam" else SGD
+    return kind(
         runner,
         settings.distill_momentum,
         settings.distill_weight_decay,
         decay_norms=settings.distill_decay_norms,
     )
-    loss_of = loss_function(settings.loss) if targets.is_floating_point() else functional.cross_entropy
-    targets = targets.to(runner.device)
-    augmentation = generator if settings.augment else None
-    with global_rng(generator):
-        for i, index in enumerate(_shuffled_batches(len(inputs), settings, generator), start=1):
-            optimizer.zero_grad()
-            logits = runner.logits(inputs.batch(index, augmentation))
-            loss_of(logits, targets[index.to(runner.device)]).backward()  # type: ignore[no-untyped-call]
-            optimizer.step(settings.distill_lr if swa is None else swa.step_size(i))
-            if swa is not None and swa.collects(i):
-                average.collect()
-            if progress is not None:
-                progress(i, steps)
-    if average.count:
-        average.apply_()
-        recalibrate(runner, inputs)
-    return _checked_student(runner.read(), settings)
-
-
-def _shuffled_batches(count: int, settings: DistillSettings, generator: torch.Generator) -> Iterator[Tensor]:
-    for _ in range(settings.distill_epochs):
-        yield from batches(count, settings.distill_batch_size, torch.randperm(count, generator=generator))
 
 
 def _checked_student(student: ModelState, settings: DistillSettings) -> ModelState:

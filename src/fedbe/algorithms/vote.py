@@ -43,8 +43,22 @@ def mean_vote(predictions: Iterable[Tensor]) -> Tensor:
     return total.div_(count)
 
 
+def logits_vote(predictions: Iterable[Tensor]) -> Tensor:
+    """The softmax of the members' mean logits (FedDF), from their probabilities: p ∝ exp((1/M) Σ_m log p_m).
+
+    A member's log-probabilities are its logits minus one number for each input, which the softmax removes again.
+    Probabilities below 1e-38 count as 1e-38.
+
+    Example:
+        >>> logits_vote([torch.tensor([[0.8, 0.2]]), torch.tensor([[0.5, 0.5]])])  # √.4 : √.1 = 2 : 1
+        tensor([[0.6667, 0.3333]])
+    """
+    tiny = torch.finfo(torch.float32).tiny
+    return mean_vote(part.clamp(min=tiny).log() for part in predictions).softmax(1)
+
+
 # Every rule by its name: `--set settings.vote=NAME`. A new rule is a function and a row here.
-VOTE_RULES: dict[str, VoteRule] = {"mean": mean_vote}
+VOTE_RULES: dict[str, VoteRule] = {"mean": mean_vote, "logits": logits_vote}
 
 
 def get_vote_rule(name: str) -> VoteRule:

@@ -57,7 +57,12 @@ def negative_variance(state: ModelState, layout: Layout) -> str | None:
 
 
 def _running_variances(layout: Layout) -> list[Slot]:
-    return [slot for slot in layout.buffers if slot.name.rsplit(".", 1)[-1] == "running_var"]
+    return [slot for slot in layout.buffers if is_running_variance(slot.name)]
+
+
+def is_running_variance(name: str) -> bool:
+    """Whether a buffer of that name is the running variance of a normalization layer."""
+    return name.rsplit(".", 1)[-1] == "running_var"
 
 
 def check_batch(module: nn.Module, size: int) -> None:

@@ -261,6 +261,8 @@ def _check_tensor(tensor: object, name: str, shape: torch.Size, dtype: torch.dty
 def _check_dense(tensor: object, what: str, shape: torch.Size) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise StateError(f"{what} must be a tensor, got {type(tensor).__name__}")
+    if type(tensor) not in (Tensor, nn.Parameter):  # code of a subclass would run in every operation
+        raise StateError(f"{what} must be a plain tensor, got {type(tensor).__name__}")
     if tensor.layout != torch.strided or tensor.is_meta:
         raise StateError(f"{what} must be a dense tensor with data")
     if tensor.shape != shape:

@@ -56,8 +56,13 @@ def check_num_examples(num_examples: object) -> float:
         100.0
     """
     is_number = isinstance(num_examples, Real) and not isinstance(num_examples, bool)
-    if not is_number or not num_examples > 0:  # type: ignore[operator]
-        raise StateError(f"`num_examples` must be a number > 0, got {num_examples!r}")
-    if num_examples > MAX_EXAMPLES:  # type: ignore[operator]
+    try:
+        # First as a plain float: in float16 every limit is infinite.
+        weight = float(num_examples) if is_number else 0.0  # type: ignore[arg-type]
+    except OverflowError:
+        weight = float("inf")
+    if not weight > 0:
+        raise StateError(f"`num_examples` must be a number > 0, got {num_examples!r}"[:200])
+    if weight > MAX_EXAMPLES:
         raise StateError(f"`num_examples` must be at most {MAX_EXAMPLES:g}, got more")
-    return float(num_examples)  # type: ignore[arg-type]
+    return weight

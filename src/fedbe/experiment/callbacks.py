@@ -119,6 +119,8 @@ class ProgressLines(Callback):
         self._console.print(f"{where}: {summary(record)}; {self._time_left.update(record)} left")
         for aside in record["set_aside"]:
             self._console.print(f"  set aside: client {aside['client']}: {aside['reason']}")
+        for capped in record.get("capped", ()):
+            self._console.print(f"  {capped}")
 
 
 PHASES = {"clients": "clients train", "ensemble": "members vote", "distill": "student learns", "evaluate": "test"}
@@ -159,6 +161,8 @@ class ProgressBars(Callback):
         self._bars.update(self._rounds_bar, completed=record["round"], note=note)
         for aside in record["set_aside"]:
             self._bars.print(f"set aside in round {record['round']}: client {aside['client']}: {aside['reason']}")
+        for capped in record.get("capped", ()):
+            self._bars.print(f"round {record['round']}: {capped}")
 
     def end(self) -> None:
         if self._bars is not None:

@@ -130,6 +130,21 @@ class Evaluation(Section):
     clients: bool = False
 
 
+class Limits(Section):
+    """The limits of the server's guard; `fedbe.algorithms.server.limits` explains them.
+
+    Attributes:
+        client_weights: "declared", the sizes of the split, which a simulation knows; "reported", what the clients
+            say, capped by `max_share`; or "equal".
+    """
+
+    min_clients: Count = 1
+    max_norm_ratio: Annotated[float, Field(gt=1)] = 100.0
+    max_change: Annotated[float, Field(gt=0)] = 30.0
+    max_share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    client_weights: Literal["declared", "reported", "equal"] = "declared"
+
+
 class Recipe(Section):
     """A whole experiment.
 
@@ -145,6 +160,7 @@ class Recipe(Section):
         evaluation: What is measured on the test data.
         settings: Settings of methods; each method takes those that it has.
         method_settings: Settings for one method only: method_settings.fedbe.num_samples = 20.
+        limits: Of the server's guard.
     """
 
     name: str = "unnamed"
@@ -158,6 +174,7 @@ class Recipe(Section):
     evaluation: Evaluation = Evaluation()
     settings: dict[str, Any] = {}
     method_settings: dict[str, dict[str, Any]] = {}
+    limits: Limits = Limits()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

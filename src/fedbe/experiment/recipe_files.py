@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fedbe.errors import RecipeError, nearest
-from fedbe.experiment.recipe import Recipe
+from fedbe.experiment.recipe import Limits, Recipe
 
 SHIPPED = Path(__file__).parent / "recipes"
 
@@ -62,8 +62,12 @@ def override_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:
 
 
 def dump_recipe(recipe: Recipe) -> dict[str, Any]:
-    """All settings as plain values for TOML or JSON. Settings that are not set are left out (TOML has no null)."""
-    return recipe.model_dump(mode="json", exclude_none=True)
+    """All settings as plain values for TOML or JSON. Settings that are not set are left out (TOML has no null).
+
+    Default limits are left out, too: recipes from before there were limits keep their identity.
+    """
+    default_limits = {"limits"} if recipe.limits == Limits() else set()
+    return recipe.model_dump(mode="json", exclude_none=True, exclude=default_limits)
 
 
 def _recipe(values: Mapping[str, Any], changes: Iterable[str], source: str) -> Recipe:

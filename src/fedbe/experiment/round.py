@@ -95,6 +95,7 @@ def run_server_step(
         state.memory,
         context,
         transforms=sim.method.transforms,
+        limits=sim.limits(),
         extras=sim.method.extras,
         on_draft=on_draft,
     )
@@ -112,6 +113,7 @@ def _next_state(state: RunState, cohort: TrainedCohort, result: StepResult) -> R
 
 def _record(sim: Simulation, number: int, cohort: TrainedCohort, result: StepResult) -> Record:
     trained, failed = cohort.trained, cohort.failed
+    capped = {"capped": [str(c) for c in result.capped]} if result.capped else {}
     model, layout = model_bytes(sim.runner), sim.runner.layout
     vector = layout.size * layout.dtype.itemsize
     broadcast = sum(name in stage.memory_sizes(layout) for stage in sim.method.stages for name in sim.method.extras)
@@ -120,6 +122,7 @@ def _record(sim: Simulation, number: int, cohort: TrainedCohort, result: StepRes
         "lr": sim.lr(number),
         "clients": list(result.clients),
         "set_aside": [{"client": s.client_id, "reason": s.reason} for s in (*failed, *result.set_aside)],
+        **capped,
         "train_loss": train_loss(sim, cohort, result),
         "server": _server_record(result.info),
         "bytes": {

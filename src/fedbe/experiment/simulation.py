@@ -11,6 +11,7 @@ from fedbe.algorithms.client.lr_schedule import step_size
 from fedbe.algorithms.client.training import LocalSettings
 from fedbe.algorithms.ensemble import EnsembleSettings
 from fedbe.algorithms.methods import Method
+from fedbe.algorithms.server.limits import Limits
 from fedbe.algorithms.vote import Member, Predictor
 from fedbe.core.compute import Plan, server_threads
 from fedbe.core.model_runner import ModelRunner
@@ -84,6 +85,13 @@ class Simulation:
             weight_decay=t.weight_decay,
             decay_biases=t.decay_biases,
         )
+
+    def limits(self) -> Limits:
+        """The limits of the guard. By default the server declares the sizes of the split, which it knows."""
+        settings = self.recipe.limits.model_dump()
+        if settings["client_weights"] == "declared":
+            settings["client_weights"] = {i: len(examples) for i, examples in enumerate(self.federation.clients)}
+        return Limits(**settings)
 
     def ensemble(self, **changes: Any) -> EnsembleSettings:
         """The ensemble of this method and recipe, with some settings changed."""

@@ -249,6 +249,8 @@ class MethodStrategy(FlowerFedAvg):
         set_aside = [*received.set_aside, *silent, *info.set_aside]
         for one in set_aside:
             log.warning("round %s: client %s is set aside: %s", info.round, one.client_id, one.reason)
+        for capped in info.capped:
+            log.warning("round %s: %s (max_share)", info.round, capped)
         line = round_line(info, self.method.name, set_aside, time.perf_counter() - self._round_start)
         contents = [(client, reply.content) for client, reply in used.items()]
         metrics = average_metrics(contents, self.train_metrics_aggr_fn, self.weighted_by_key)

@@ -136,6 +136,7 @@ def round_line(info: RoundInfo, method: str, set_aside: Iterable[SetAside], seco
         "method": method,
         "clients": list(info.clients),
         "set_aside": [{"client": s.client_id, "reason": s.reason} for s in set_aside],
+        **({"capped": [str(c) for c in info.capped]} if info.capped else {}),
         "server": step,
         "seconds": {**info.step.seconds, "round": seconds},
     }

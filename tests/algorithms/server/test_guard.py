@@ -7,7 +7,7 @@ from torch import nn
 
 import fedbe
 from fedbe import ClientUpdate, FedAvg, FedAvgM, ModelState, Scaffold
-from fedbe.algorithms.server.guard import Limits
+from fedbe.algorithms.server.limits import Limits
 from fedbe.errors import AggregationError, SettingError, StateError
 
 
@@ -32,6 +32,15 @@ def _put(tensor: torch.Tensor, value: float) -> torch.Tensor:
 
 
 W, VAR, STEPS = "0.weight", "1.running_var", "1.num_batches_tracked"
+
+
+class Odd(torch.Tensor):
+    """A subclass that raises whatever one does with it."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        raise RuntimeError("odd")
+
 
 BROKEN = {
     "missing-key": (lambda u: _with(u, state={k: v for k, v in u.state.items() if k != W}), "lacks '0.weight'"),
@@ -61,6 +70,9 @@ BROKEN = {
     "nan-examples": (lambda u: _with(u, num_examples=float("nan")), "got nan"),
     "inf-examples": (lambda u: _with(u, num_examples=float("inf")), "at most 1e+15"),
     "huge-examples": (lambda u: _with(u, num_examples=10**400), "at most 1e+15"),
+    "half-inf-examples": (lambda u: _with(u, num_examples=np.float16("inf")), "at most 1e+15"),
+    "long-id": (lambda u: _with(u, client_id="x" * 101), "`client_id` must have at most 100 characters, got 101"),
+    "subclass": (lambda u: _state(u, **{W: u.state[W].as_subclass(Odd)}), "must be a plain tensor, got Odd"),
     "bool-examples": (lambda u: _with(u, num_examples=True), "got True"),
     "text-examples": (lambda u: _with(u, num_examples="12"), "got '12'"),
     "no-examples": (lambda u: _with(u, num_examples=None), "got None"),
@@ -70,9 +82,9 @@ BROKEN = {
     "float-id": (lambda u: _with(u, client_id=1.5), "`client_id` must be"),
     "no-update": (lambda u: u.state, "an update must be a ClientUpdate, got dict"),
     "nothing": (lambda _: None, "an update must be a ClientUpdate, got NoneType"),
-    "wild": (lambda u: _state(u, **{W: _put(u.state[W], 1e6)}), "is usual (limit 100 times that)"),
-    "wild-beyond-float": (lambda u: _state(u, **{W: _put(u.state[W], 3e38)}), "is usual (limit 100 times that)"),
-    "wild-buffer": (lambda u: _state(u, **{VAR: _put(u.state[VAR], 1e6)}), "its buffers changed by"),
+    "wild": (lambda u: _state(u, **{W: _put(u.state[W], 1e6)}), "is usual, the limit is"),
+    "wild-beyond-float": (lambda u: _state(u, **{W: _put(u.state[W], 3e38)}), "is usual, the limit is"),
+    "wild-buffer": (lambda u: _state(u, **{VAR: _put(u.state[VAR], 1e6)}), "its '1.running_var' changed by"),
 }
 
 
@@ -90,7 +102,8 @@ def test_a_broken_update_is_set_aside_with_a_reason(case, module, replies, same)
     (aside,) = server.info.set_aside
     assert reason in aside.reason
     expected = getattr(bad, "client_id", None)
-    assert aside.client_id == (expected if type(expected) in (int, str) else None)
+    valid = type(expected) is int or (type(expected) is str and len(expected) <= 100)
+    assert aside.client_id == (expected if valid else None)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +260,7 @@ class TestIntegers:
         assert server.aggregate(module.state_dict(), given)["steps"] == 5
         (aside,) = server.info.set_aside
         assert aside.client_id == 2
-        assert aside.reason == "its 'steps' grew by 9.22e+18 where 5 is usual (limit 10000 times that)"
+        assert aside.reason == "its 'steps' grew by 9.22e+18; 5 is usual, the limit is 1e+06"
 
     @pytest.mark.parametrize("ratio", [2.0, 1e200])
     @pytest.mark.parametrize(
@@ -275,21 +288,65 @@ class TestIntegers:
         assert not server.info.set_aside
 
 
+class Frozen(nn.Module):
+    """Has a buffer and a counter that training leaves alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("offset", torch.zeros(4))
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x):
+        return self.linear(x - self.offset)
+
+
+def _frozen_update(module, client, **broken):
+    trained = {"linear.weight": module.linear.weight.detach() + 0.1 * (client + 1)}
+    return ClientUpdate({**module.state_dict(), **trained, **broken}, 1, client)
+
+
 class TestWild:
-    def test_two_clients_cannot_say_who_is_wild(self, module, replies):
+    @pytest.mark.parametrize("name", [W, VAR])
+    def test_of_two_clients_the_one_beyond_all_measure_is_wild(self, module, replies, name):
         one, two, _ = replies(module)
         server = FedAvg(module)
-        server.aggregate(module.state_dict(), [one, _state(two, **{W: _put(two.state[W], 1e6)})])
-        assert not server.info.set_aside
+        server.aggregate(module.state_dict(), [one, _state(two, **{name: _put(two.state[name], 1e6)})])
+        assert [s.client_id for s in server.info.set_aside] == [1]
 
-    def test_the_limit_is_a_setting(self, module, replies):
+    def test_the_limits_are_settings(self, module, replies):
         given = replies(module)
-        given[2] = _state(given[2], **{W: _put(given[2].state[W], 20.0)})  # others move by about 1
-        wide, narrow = FedAvg(module), FedAvg(module, max_norm_ratio=5.0)
+        given[2] = _state(given[2], **{W: _put(given[2].state[W], 20.0)})  # others move by 0.6; ‖w‖ ≤ √32 = 5.7
+        wide, narrow = FedAvg(module), FedAvg(module, max_norm_ratio=5.0, max_change=1.0)
         wide.aggregate(module.state_dict(), given)
         narrow.aggregate(module.state_dict(), given)
         assert not wide.info.set_aside
         assert [s.client_id for s in narrow.info.set_aside] == [2]
+
+    @pytest.mark.parametrize("count", [2, 3, 10])
+    def test_what_the_others_leave_alone_is_not_the_attacker_s_to_set(self, same, count):
+        """The median of changes that are not zero would be the attacker's own."""
+        torch.manual_seed(0)
+        module = Frozen()
+        good = [_frozen_update(module, client) for client in range(1, count)]
+        for broken in ({"offset": torch.full((4,), 1e30)}, {"steps": torch.tensor(2**62)}):
+            server, clean = FedAvg(module), FedAvg(module)
+            got = server.aggregate(module.state_dict(), [_frozen_update(module, 0, **broken), *good])
+            assert same(got, clean.aggregate(module.state_dict(), good))
+            assert [s.client_id for s in server.info.set_aside] == [0]
+
+    def test_the_client_with_nearly_all_data_is_not_wild(self, module):
+        """Six clients with 3 examples take one step; one with 3,000 examples takes 1,500 and moves 180 times as far."""
+        start = module.state_dict()
+
+        def moved(by):
+            return {k: v + by if v.is_floating_point() else v for k, v in start.items()}
+
+        given = [ClientUpdate(moved(0.002), 3, client_id=i) for i in range(6)]
+        server = FedAvg(module)
+        server.aggregate(start, [*given, ClientUpdate(moved(0.36), 3000, client_id=6)])
+        assert not server.info.set_aside
+        assert [c.client_id for c in server.info.capped] == [6]
 
     @pytest.mark.parametrize("by", [0.01, 3.0])
     def test_clients_that_did_not_move_make_nobody_wild(self, module, by):
@@ -310,7 +367,7 @@ class TestWild:
         assert torch.equal(server.memory["control"], clean.memory["control"])
         (aside,) = server.info.set_aside
         assert aside.client_id == 1
-        assert aside.reason.startswith("its extra 'control' has norm 1e+30 where ")
+        assert aside.reason.startswith("its extra 'control', '0.weight', has norm 1e+30; ")
 
     @pytest.mark.parametrize("sizes", [(0.0, 0.0, 0.0), (0.0, 0.0, 0.3), (1e-12, 1e-9, 2e-12)])
     def test_extras_that_are_zero_or_tiny_make_nobody_wild(self, module, replies, sizes):
@@ -332,7 +389,7 @@ class TestWild:
         assert not server.info.set_aside
 
     def test_a_control_variate_is_measured_from_the_server_s(self, module):
-        """c_i⁺ − c_i + c is the client's own way: where that is short, −c is usual and 40 times c is not."""
+        """c_i⁺ − c_i + c is the client's own way: where that is short, −c is usual and 160 times c is not."""
         state = module.state_dict()
         moved = {k: v + 1e-3 if k == W else v for k, v in state.items()}
         server = Scaffold(module, total_clients=4)
@@ -344,7 +401,7 @@ class TestWild:
 
         assert send(0.5, 0.5, 0.5, 0.5) == []
         assert float(server.memory["control"][0]) == 0.5
-        assert send(-0.499, -0.501, -0.499, 20.0) == [3]
+        assert send(-0.499, -0.501, -0.499, 80.0) == [3]
 
     def test_a_clash_with_the_names_we_give_takes_nobody_else_along(self, module, replies):
         good = replies(module, ids=("anonymous 1", "b", "c", None))
@@ -420,6 +477,15 @@ def test_reasons_cannot_move_a_terminal_s_cursor(module, replies):
     assert aside.reason.isprintable()
 
 
+def test_reasons_have_a_sensible_length(module, replies):
+    given = replies(module)
+    given[0] = _state(given[0], **{"x" * 100_000: torch.zeros(1)})
+    server = FedAvg(module)
+    server.aggregate(module.state_dict(), given)
+    (aside,) = server.info.set_aside
+    assert len(aside.reason) == 300
+
+
 def test_the_global_state_must_fit():
     module = nn.Linear(2, 2)
     with pytest.raises(StateError, match=r"`global_state` .*lacks 'weight'"):
@@ -433,6 +499,11 @@ def test_the_global_state_must_fit():
         ({"min_clients": "2"}, "`min_clients` must be"),
         ({"max_norm_ratio": 1.0}, "`max_norm_ratio` must be a number > 1, got 1.0"),
         ({"max_norm_ratio": None}, "`max_norm_ratio` must be a number > 1, got None"),
+        ({"max_change": 0.0}, "`max_change` must be a number > 0, got 0.0"),
+        ({"max_share": 0.0}, r"`max_share` must be a number in \(0, 1\], got 0.0"),
+        ({"max_share": 2}, r"`max_share` must be a number in \(0, 1\], got 2"),
+        ({"client_weights": "none"}, "`client_weights` must be 'reported', 'equal' or a number by client id"),
+        ({"client_weights": {0: -1}}, "`client_weights` of client 0: `num_examples` must be a number > 0"),
     ],
 )
 def test_limits(limits, message):

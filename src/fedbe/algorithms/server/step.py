@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fedbe.algorithms.server.context import Context, Draft, Round, StepInfo
-from fedbe.algorithms.server.guard import Limits, SetAside, admit
+from fedbe.algorithms.server.guard import SetAside, admit
+from fedbe.algorithms.server.influence import Capped
+from fedbe.algorithms.server.limits import Limits
 from fedbe.algorithms.server.stages import Stage
 from fedbe.algorithms.server.transforms import Transform
 from fedbe.algorithms.vote import Member
@@ -28,6 +30,7 @@ class StepResult:
         info: the report of the stages.
         clients: ids of the clients whose updates were used.
         set_aside: clients whose updates were not used, with reasons.
+        capped: clients that count less than they report.
         members: models whose vote is the prediction, where the method keeps them (1-Ensemble).
     """
 
@@ -36,6 +39,7 @@ class StepResult:
     info: StepInfo
     clients: tuple[ClientId, ...]
     set_aside: tuple[SetAside, ...]
+    capped: tuple[Capped, ...] = ()
     members: tuple[Member, ...] = ()
 
 
@@ -83,6 +87,7 @@ def server_step(
         info=info,
         clients=tuple(u.client_id for u in round.updates),
         set_aside=admission.set_aside,
+        capped=admission.capped,
         members=draft.members,
     )
 

@@ -1,0 +1,87 @@
+"""Early stopping without labels: the student's loss against the vote, on inputs that it does not learn from.
+
+FedDF measures accuracy on labeled validation data. A server with unlabeled inputs has none, so the teacher takes the
+place of the labels. This says when a student stops learning its teacher, not when it stops getting better.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedbe.core.inputs import Inputs, batches
+from fedbe.core.model_runner import ModelRunner
+from fedbe.core.state import ModelState
+from fedbe.errors import SettingError
+
+
+def divide(count: int, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The indices of `count` inputs to learn from, and those to hold out: a share of them, drawn at random.
+
+    Raises:
+        SettingError: if there are too few inputs for both.
+
+    Example:
+        >>> learned, held_out = divide(20, 0.1, torch.Generator().manual_seed(0))
+        >>> len(learned), len(held_out), sorted([*learned.tolist(), *held_out.tolist()]) == list(range(20))
+        (18, 2, True)
+    """
+    if not share:
+        return torch.arange(count), torch.arange(0)
+    size = math.ceil(share * count)
+    if size >= count:
+        raise SettingError(f"early stopping needs two unlabeled inputs or more, got {count}")
+    order = torch.randperm(count, generator=generator)
+    return order[size:].sort().values, order[:size].sort().values
+
+
+class EarlyStopping:
+    """Keeps the state with the lowest loss, and ends after `patience` epochs without a lower one.
+
+    Args:
+        patience: In epochs; 0 never ends and keeps nothing.
+        runner: The model that is being trained.
+        inputs, targets: All inputs and targets.
+        held_out: The indices to measure on.
+        loss_of: (logits, targets) -> the mean loss.
+
+    Attributes:
+        best: The state with the lowest finite loss so far; None if there is none.
+    """
+
+    def __init__(
+        self,
+        patience: int,
+        runner: ModelRunner,
+        inputs: Inputs,
+        targets: Tensor,
+        held_out: Tensor,
+        loss_of: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        self._patience, self._runner = patience, runner
+        self._inputs, self._targets, self._held_out, self._loss_of = inputs, targets, held_out, loss_of
+        self._lowest, self._waited = math.inf, 0
+        self.best: ModelState | None = None
+
+    def ends(self) -> bool:
+        """Measure the model after an epoch. True if it has waited long enough."""
+        if not self._patience:
+            return False
+        loss = self._loss()
+        if loss < self._lowest:
+            self._lowest, self._waited, self.best = loss, 0, self._runner.read()
+        else:
+            self._waited += 1
+        return self._waited >= self._patience
+
+    @torch.no_grad()
+    def _loss(self) -> float:
+        self._runner.module.eval()
+        total = 0.0
+        for chosen in batches(len(self._held_out), self._runner.plan.batch_size):
+            index = self._held_out[chosen]
+            targets = self._targets[index.to(self._runner.device)]
+            total += len(index) * float(self._loss_of(self._runner.logits(self._inputs.batch(index)), targets))
+        self._runner.module.train()
+        return total / len(self._held_out)
