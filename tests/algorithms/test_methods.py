@@ -24,6 +24,7 @@ ROWS = {
     "fedavg-bn": ((), (Mean, Recalibrate), None),
     "fedadam": ((), (Mean, Adaptive), None),
     "fedyogi": ((), (Mean, Adaptive), None),
+    "past-averages": ((), (Mean, Distill), ("AP", "sgd")),
     "feddf": ((), (Mean, Distill), ("C", "adam")),
     "feddyn": ((Dynamic,), (Mean, DynamicUpdate), None),
 }
@@ -103,6 +104,9 @@ def test_single_settings_win_over_the_variant():
         (("fedbe",), {"posterior": "gauss"}, "unknown posterior 'gauss'"),
         (("fedbe",), {"statistics": "average"}, "did you mean 'averaged'"),
         (("fedbe",), {"members": "SACX"}, "`members` must be one or more of"),
+        (("fedbe",), {"members": "P"}, "`members` must not be 'P' alone"),
+        (("1-ensemble",), {"members": "AP"}, "`members` must not include P"),
+        (("fedbe",), {"members": "AP", "num_past": 0}, "`num_past` must be >= 1 when members include P, got 0"),
         (("fedbe",), {"alpha": 0.0}, "`alpha` must be a number > 0"),
         (("fedbe",), {"alpha": 1e308}, r"`alpha` must be a number > 0 and at most 1e\+15, got 1e\+308"),
         (("fedbe",), {"alpha": {0: "x"}}, r"`alpha` must be a number > 0 and at most 1e\+15, got 'x'"),

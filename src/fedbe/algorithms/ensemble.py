@@ -1,4 +1,4 @@
-"""Who votes: samples of a posterior, the average and the clients' models.
+"""Who votes: samples of a posterior, the average, averages of earlier rounds and the clients' models.
 
 Three steps, each a function: `fit_posterior`, `sample_models`, `list_members`.
 """
@@ -18,14 +18,19 @@ from fedbe.core.updates import ClientId, Update
 from fedbe.errors import SettingError, nearest
 from fedbe.posterior import Posterior, PosteriorSettings, get_posterior
 
-MEMBER_KINDS = {"S": "samples of the posterior", "A": "the average", "C": "the clients"}
+MEMBER_KINDS = {
+    "S": "samples of the posterior",
+    "A": "the average",
+    "P": "averages of earlier rounds",
+    "C": "the clients",
+}
 
 
 def parse_members(letters: str) -> frozenset[str]:
     """The kinds of members in a word such as "SAC".
 
     Raises:
-        SettingError: for an empty word, another letter, or a letter that is there twice.
+        SettingError: for an empty word, another letter, a letter that is there twice, or P alone.
 
     Example:
         >>> sorted(parse_members("SC"))
@@ -33,10 +38,10 @@ def parse_members(letters: str) -> frozenset[str]:
     """
     kinds = frozenset(letters)
     if not kinds or len(kinds) != len(letters) or kinds - MEMBER_KINDS.keys():
-        raise SettingError(
-            f"`members` must be one or more of S ({MEMBER_KINDS['S']}), A ({MEMBER_KINDS['A']}), "
-            f"C ({MEMBER_KINDS['C']}), each once, like 'SAC'; got '{letters}'"
-        )
+        known = ", ".join(f"{letter} ({kind})" for letter, kind in MEMBER_KINDS.items())
+        raise SettingError(f"`members` must be one or more of {known}, each once, like 'SAC'; got '{letters}'")
+    if letters == "P":
+        raise SettingError("`members` must not be 'P' alone: the first round has no earlier averages; give 'AP'")
     return kinds
 
 
@@ -45,8 +50,10 @@ class EnsembleSettings:
     """Who votes, and how the votes are combined.
 
     Attributes:
-        members: one or more of S (samples), A (the average that the student starts from) and C (the clients).
+        members: one or more of S (samples), A (the average that the student starts from), P (averages of earlier
+            rounds, before they were distilled) and C (the clients).
         num_samples: M, how many models are sampled.
+        num_past: how many earlier averages vote.
         posterior: gaussian (Eq. 5) or dirichlet (Eq. 7); -released after the name: the form of the authors' program.
         scale: multiplies the Gaussian's standard deviation.
         alpha: the Dirichlet's parameter, one number for all clients or one for each client id.
@@ -56,6 +63,7 @@ class EnsembleSettings:
 
     members: str = "SAC"
     num_samples: int = 10
+    num_past: int = 3
     posterior: str = "gaussian"
     scale: float = 1.0
     alpha: float | Mapping[ClientId, float] = 1.0
@@ -69,6 +77,8 @@ class EnsembleSettings:
             raise SettingError(f"unknown statistics '{self.statistics}': {nearest(self.statistics, STATISTICS)}")
         if "S" in kinds and self.num_samples < 1:
             raise SettingError(f"`num_samples` must be >= 1 when members include S, got {self.num_samples}")
+        if "P" in kinds and self.num_past < 1:
+            raise SettingError(f"`num_past` must be >= 1 when members include P, got {self.num_past}")
         get_vote_rule(self.vote)
         _ = self.posterior_settings  # checks scale and alpha
 
@@ -82,6 +92,11 @@ class EnsembleSettings:
         """Whether sampled models vote."""
         return "S" in self.members
 
+    @property
+    def has_past(self) -> bool:
+        """Whether averages of earlier rounds vote."""
+        return "P" in self.members
+
     def needs_unlabeled(self, module: nn.Module) -> bool:
         """Whether making the members of such a model needs the server's inputs (to recalibrate BatchNorm)."""
         return self.has_samples and self.recalibrates(module)
@@ -92,16 +107,17 @@ class EnsembleSettings:
 
     def samples_like(self, other: "EnsembleSettings") -> bool:
         """Whether both settings draw the same models from one round's updates."""
-        return replace(self, members="S", vote="mean") == replace(other, members="S", vote="mean")
+        same = {"members": "S", "vote": "mean", "num_past": 1}
+        return replace(self, **same) == replace(other, **same)  # type: ignore[arg-type]
 
     def count(self, num_clients: int) -> int:
-        """How many members vote when `num_clients` clients took part.
+        """How many members vote, at most, when `num_clients` clients took part. The first rounds have fewer of P.
 
         Example:
             >>> EnsembleSettings(members="SA", num_samples=5).count(10)
             6
         """
-        sizes = {"S": self.num_samples, "A": 1, "C": num_clients}
+        sizes = {"S": self.num_samples, "A": 1, "P": self.num_past, "C": num_clients}
         return sum(sizes[kind] for kind in self.members)
 
 
@@ -143,13 +159,19 @@ def sample_models(
 
 
 def list_members(
-    settings: EnsembleSettings, samples: Iterable[ModelState], average: ModelState, updates: Sequence[Update]
+    settings: EnsembleSettings,
+    samples: Iterable[ModelState],
+    average: ModelState,
+    updates: Sequence[Update],
+    past: Sequence[ModelState] = (),
 ) -> Iterator[Member]:
-    """The members in a fixed order: samples, average, clients. Samples are drawn one at a time."""
+    """The members in a fixed order: samples, average, past averages, clients. Samples are drawn one at a time."""
     if "S" in settings.members:
         for i, state in enumerate(samples, start=1):
             yield Member(f"sample {i}", state)
     if "A" in settings.members:
         yield Member("average", average)
+    if "P" in settings.members:
+        yield from (Member(f"past {i}", state) for i, state in enumerate(past, start=1))
     if "C" in settings.members:
         yield from (Member(f"client {update.client_id}", update.state) for update in updates)

@@ -155,6 +155,7 @@ _PLAIN_SGD = DistillSettings(optimizer="sgd")
 _FEDDF = DistillSettings(
     optimizer="adam", distill_epochs=141, distill_patience_epochs=14, sharpening=1.0, augment=False
 )
+_PAST = EnsembleSettings(members="AP")
 _SCAFFOLD: dict[str, Any] = {"rules": (ControlVariate(),), "extras": ("control",)}
 
 METHODS: dict[str, Method] = {
@@ -242,6 +243,12 @@ METHODS: dict[str, Method] = {
             "FedDF",
             "the clients' mean logits are the vote; their average learns it by Adam, with early stopping",
             stages=(Mean(), Distill(EnsembleSettings(members="C", vote="logits"), _FEDDF)),
+        ),
+        Method(
+            "past-averages",
+            "Past averages (FedSDD-style)",
+            "the average and those of earlier rounds vote; the average learns the vote by SGD",
+            stages=(Mean(), Distill(_PAST, replace(_PLAIN_SGD, sharpening=1.0))),
         ),
     )
 }

@@ -133,6 +133,11 @@ class Layout:
         """P: the number of parameters, tied ones counted once, frozen ones not."""
         return _total(self.params)
 
+    @property
+    def buffer_size(self) -> int:
+        """B: the number of floating-point buffer elements."""
+        return _total(self.buffers)
+
     def pack(self, named: Mapping[str, Tensor], what: str = "the state") -> ModelState:
         """Copy a `state_dict` into flat vectors.
 
@@ -179,7 +184,7 @@ class Layout:
     def check(self, state: ModelState, what: str = "the state") -> None:
         """Raise a StateError unless a packed state fits this layout."""
         _check_tensor(state.params, "params", torch.Size([self.size]), self.dtype, what)
-        _check_tensor(state.buffers, "buffers", torch.Size([_total(self.buffers)]), self.dtype, what)
+        _check_tensor(state.buffers, "buffers", torch.Size([self.buffer_size]), self.dtype, what)
         if state.counters.keys() != self.counters.keys():
             raise StateError(f"{what} has the counters {sorted(state.counters)}, expected {sorted(self.counters)}")
         for name, (shape, dtype) in self.counters.items():

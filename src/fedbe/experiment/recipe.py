@@ -198,6 +198,8 @@ class Recipe(Section):
             check_kind(name, known[name], value)  # also where only `evaluation.ensemble` uses it
         for name in {self.method, *self.method_settings}:
             self.method_for(name)
+        if "P" in self.evaluation.ensemble:
+            raise SettingError("evaluation.ensemble must not include P: a measurement keeps no earlier averages")
         if self.evaluation.ensemble:
             self.ensemble(self.method_for(), members=self.evaluation.ensemble)
 

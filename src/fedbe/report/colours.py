@@ -20,6 +20,7 @@ LIGHT_DARK: dict[str, tuple[str, str]] = {
     "fedavg-bn": ("#3f4854", "#c9ced6"),
     "fedadam": ("#a3325a", "#f593b4"),
     "fedyogi": ("#8a1f2d", "#ff9fa8"),
+    "past-averages": ("#0a6d8c", "#7fd0ea"),
     "feddf": ("#9a4f1c", "#f2b48a"),
     "feddyn": ("#54602c", "#bccb80"),
 }

@@ -89,7 +89,7 @@ def _server_images(recipe: Recipe, cohort: int) -> float:
     settings = recipe.method_for().settings()
     if "distill_epochs" not in settings:
         return 0.0
-    voters = _count_voters(settings["members"], settings["num_samples"], cohort)
+    voters = _count_voters(settings["members"], settings["num_samples"], cohort, settings["num_past"])
     return float(settings["distill_until"] * unlabeled * (settings["distill_epochs"] + voters * FORWARD_SHARE))
 
 
@@ -101,12 +101,12 @@ def _evaluation_images(recipe: Recipe, tests: int, cohort: int) -> float:
     return tests * models * FORWARD_SHARE / evaluation.every
 
 
-def _count_voters(members: str, samples: int, clients: int) -> int:
+def _count_voters(members: str, samples: int, clients: int, past: int = 0) -> int:
     """
     >>> _count_voters("SAC", 10, 3), _count_voters("", 10, 3)
     (14, 0)
     """
-    return ("S" in members) * samples + ("A" in members) + ("C" in members) * clients
+    return ("S" in members) * samples + ("A" in members) + ("C" in members) * clients + ("P" in members) * past
 
 
 @cache

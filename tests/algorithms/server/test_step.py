@@ -95,5 +95,6 @@ def test_results_of_methods():
         "v-distillation": "student", "1-ensemble": "kept members' vote", "fedbe": "student", "fedbe-sgd": "student",
         "fedbe+fedprox": "student", "fedbe+fedavgm": "student", "fedbe+scaffold": "student",
         "fedavg-bn": "model", "fedadam": "model", "fedyogi": "model", "feddyn": "model", "feddf": "student",
+        "past-averages": "student",
     }  # fmt: skip
     assert get_method("fedbe", "tuned").result == "model"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedbe.algorithms.distillation import DistillSettings, distill, sharpen
 from fedbe.algorithms.ensemble import EnsembleSettings, list_members
+from fedbe.algorithms.past import past_sizes, recall, remember
 from fedbe.algorithms.server.context import Context, Draft, Round
 from fedbe.algorithms.vote import Member, Vote, get_vote_rule, predict, vote
 from fedbe.core.metrics import compute_metrics
@@ -144,6 +145,10 @@ class KeepMembers(Stage):
 
     ensemble: EnsembleSettings = field(default_factory=EnsembleSettings)
 
+    def __post_init__(self) -> None:
+        if self.ensemble.has_past:
+            raise SettingError("`members` must not include P where members are kept: there is no earlier round")
+
     @property
     def result(self) -> str:
         return "kept members' vote"
@@ -184,6 +189,9 @@ class Distill(Stage):
     def needs_unlabeled(self, module: nn.Module) -> bool:  # noqa: ARG002
         return True
 
+    def memory_sizes(self, layout: Layout) -> dict[str, int]:
+        return past_sizes(self.ensemble.num_past, layout) if self.ensemble.has_past else {}
+
     def voting_ensemble(self, context: Context) -> EnsembleSettings | None:
         votes = self.distillation.targets == "ensemble"
         return self.ensemble if votes and self.distillation.is_active(context.round, context.rounds) else None
@@ -191,6 +199,8 @@ class Distill(Stage):
     def __call__(self, draft: Draft, round: Round) -> Draft:
         context = round.context
         inputs = context.unlabeled()
+        if self.ensemble.has_past:
+            draft = replace(draft, memory=remember(self.ensemble.num_past, draft.memory, draft.state))
         if not self.distillation.is_active(context.round, context.rounds):
             return draft
         if self.distillation.targets == "labels":
@@ -214,7 +224,8 @@ class Distill(Stage):
         return replace(draft, state=student)
 
     def _vote(self, samples: Iterable[ModelState], draft: Draft, round: Round) -> Vote:
-        members = list_members(self.ensemble, samples, draft.state, round.updates)
+        past = recall(self.ensemble.num_past, draft.memory, draft.state)
+        members = list_members(self.ensemble, samples, draft.state, round.updates, past)
         progress = round.context.phase_progress("ensemble")
         total = self.ensemble.count(len(round.updates))
 
