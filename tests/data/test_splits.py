@@ -212,3 +212,36 @@ def test_a_class_that_is_only_at_the_server_does_not_disturb_the_rest():
         for seed in range(40):
             parts = split(kind, labels, clients=1, server=5, seed=seed, **settings)
             assert_exactly_once(parts, 10)
+
+
+def test_quantity_gives_unequal_sizes_and_equal_classes():
+    labels = torch.arange(10).repeat_interleave(500)
+    partition = split("quantity", labels, clients=8, server=100, seed=0, alpha=0.5)
+    sizes = [len(part) for part in partition.clients]
+    assert sum(sizes) == 4900
+    assert min(sizes) >= 1
+    assert max(sizes) > 3 * min(sizes)
+    largest = partition.counts(labels, 10)[sizes.index(max(sizes))].double()
+    assert float(largest.std() / largest.mean()) < 0.2
+    even = split("quantity", labels, clients=8, server=100, seed=0, alpha=1e6)
+    assert max(len(p) for p in even.clients) - min(len(p) for p in even.clients) < 20
+    with pytest.raises(SettingError, match="`alpha` must be > 0"):
+        split("quantity", labels, clients=8, server=100, seed=0, alpha=0)
+
+
+def test_shards_give_each_client_few_classes():
+    labels = torch.arange(10).repeat_interleave(60)
+    partition = split("shards", labels, clients=10, server=0, seed=0)
+    counts = partition.counts(labels, 10)
+    assert counts.sum(1).tolist() == [60] * 10
+    assert int((counts > 0).sum(1).max()) <= 2  # a shard of 30 lies within one class of 60
+    with pytest.raises(SettingError, match="`shards_per_client` must be 1 … 60, got 61"):
+        split("shards", labels, clients=10, server=0, seed=0, shards_per_client=61)
+
+
+@pytest.mark.parametrize("kind", ["step", "dirichlet", "shards"])
+def test_a_class_for_each_pixel_has_no_split_by_class(kind):
+    labels = torch.zeros(20, 2, 2, dtype=torch.int64)
+    with pytest.raises(DataError, match="use one of column, iid, quantity"):
+        split(kind, labels, clients=2, server=2, seed=0)
+    assert split("iid", labels, clients=2, server=2, seed=0).counts(labels, 1).tolist() == [[36], [36]]

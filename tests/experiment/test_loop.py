@@ -16,9 +16,10 @@ from PIL import Image
 
 import fedbe
 from fedbe import data
-from fedbe.errors import AggregationError, DataError, RecipeError, RunError
+from fedbe.errors import DataError, RecipeError, RunError, SettingError
 from fedbe.experiment import loop, provenance, run_folder, saved_model
 from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.executors.serial import Serial
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import load_recipe, override_recipe
@@ -320,13 +321,10 @@ def test_a_model_that_does_not_take_channels_last_runs_and_says_so(own: Recipe, 
     assert again.accuracy == records[-1]["test"]["accuracy"]
 
 
-def test_a_model_that_always_fails_ends_the_run_with_its_reason(own: Recipe, play: Play) -> None:
+def test_a_model_that_always_fails_is_refused_before_the_first_round(own: Recipe, play: Play) -> None:
     broken = own.model_copy(update={"model": type(own.model)(name="own_for_tests:breaks")})
-    with (
-        ProcessPool(1) as workers,
-        pytest.raises(AggregationError, match=r"no client finished round 1.*no forward today"),
-    ):
-        play("broken", "fedavg", recipe=broken, workers=workers)
+    with pytest.raises(SettingError, match="`model` cannot run on the data: no forward today"):
+        play("broken", "fedavg", recipe=broken, workers=Serial())
 
 
 @pytest.mark.parametrize(

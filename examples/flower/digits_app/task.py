@@ -33,5 +33,5 @@ def load_partition(clients: int, seed: int) -> tuple[Dataset, Dataset, Partition
 
 def to_pixels(data: Dataset, index: Tensor | None = None) -> Tensor:
     """Images [N, 8, 8, 1] as floats around 0."""
-    images = data.inputs if index is None else data.inputs[index]
+    images = data.tensor if index is None else data.tensor[index]
     return images.float() / 255 - 0.3

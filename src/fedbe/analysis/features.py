@@ -15,6 +15,7 @@ from fedbe.analysis.runs import Run
 from fedbe.data.auxiliary import match_shape
 from fedbe.errors import DataError
 from fedbe.experiment.executors.base import Executor
+from fedbe.experiment.federation import is_image
 from fedbe.experiment.saved_model import TrainedModel, load_trained_model
 
 CLASSES = (1, 3, 6)  # of CIFAR-10: automobile, cat, frog
@@ -34,7 +35,7 @@ def measure(run: Run, _: Executor) -> dict[str, Any]:
     loaded, source = load_trained_model(run.folder), run.recipe.data.source
     test = load_task(source).test
     chosen = torch.isin(test.labels, torch.tensor(CLASSES))
-    features, _predicted = penultimate(loaded, test.inputs[chosen][:MAX_IMAGES])
+    features, _predicted = penultimate(loaded, test.tensor[chosen][:MAX_IMAGES])
     accuracy = run.records[-1]["test"]["accuracy"]
     seed = run.info.seed
     return {
@@ -45,11 +46,12 @@ def measure(run: Run, _: Executor) -> dict[str, Any]:
 
 def _foreign(loaded: TrainedModel, source: str, seed: int) -> dict[str, Any] | str:
     try:
-        images = load_task(source).test.inputs
+        images = load_task(source).test.tensor
     except DataError as error:
         return str(error)
-    channels, height, width = loaded.spec.shape
-    features, predicted = penultimate(loaded, match_shape(images, (channels, height, width)))
+    if not is_image(loaded.spec.shape):
+        return f"the model takes no images, but {source} has images"
+    features, predicted = penultimate(loaded, match_shape(images, loaded.spec.shape))
     chosen = torch.isin(predicted, torch.tensor(CLASSES)).nonzero().flatten()[:MAX_IMAGES]
     if len(chosen) <= NEIGHBOURS or len(set(predicted[chosen].tolist())) < 2:
         return f"too few images of {source} are predicted as one of the three classes"

@@ -19,7 +19,7 @@ from fedbe.experiment import checkpoint
 from fedbe.experiment.cohort_training import CohortTraining
 from fedbe.experiment.executors.base import Executor
 from fedbe.experiment.executors.serial import Serial
-from fedbe.experiment.federation import initial_weights, prepare
+from fedbe.experiment.federation import prepare
 from fedbe.experiment.round import run_server_step, train_loss
 from fedbe.experiment.run_state import RunState
 from fedbe.experiment.simulation import Simulation
@@ -66,7 +66,7 @@ def rerun_last_round(run: Run, executor: Executor | None = None) -> Rerun:
 def _simulation(run: Run, executor: Executor) -> Simulation:
     recipe, seed, plan = run.recipe, run.info.seed, Plan(run.info.precision)
     federation = prepare(recipe, seed, load_task(recipe.data.source))
-    runner = ModelRunner(initial_weights(federation.model, seed), plan)
+    runner = ModelRunner(federation.build_model(), plan)
     executor.configure(federation, plan)
     return Simulation(recipe, recipe.method_for(run.info.method), seed, federation, runner, executor)
 

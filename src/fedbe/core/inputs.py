@@ -134,7 +134,7 @@ def _read(source: Any, name: str) -> Batch:
     if isinstance(source, DataLoader):
         return _join([_input_of(batch) for batch in source], name, torch.cat)
     if isinstance(source, Tensor | np.ndarray | Mapping | tuple):
-        return _as_batch(source, name)
+        return as_batch(source, name)
     if isinstance(source, Sized) and hasattr(source, "__getitem__") and not isinstance(source, str | bytes):
         return _join([_input_of(source[i]) for i in range(len(source))], name, torch.stack)
     raise SettingError(
@@ -146,8 +146,12 @@ def _input_of(item: Any) -> Any:
     return item[0] if isinstance(item, tuple | list) and len(item) else item
 
 
-def _as_batch(value: Any, name: str) -> Batch:
-    """A tensor or array as it is; a tuple or dict of them."""
+def as_batch(value: Any, name: str) -> Batch:
+    """A tensor or array as it is; a tuple or dict of them without labels. `name` is for messages.
+
+    Raises:
+        SettingError: Something else is among them.
+    """
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, Tensor):
@@ -161,7 +165,7 @@ def _as_batch(value: Any, name: str) -> Batch:
 
 
 def _one_tensor(value: Any, name: str) -> Tensor:
-    batch = _as_batch(value, name)
+    batch = as_batch(value, name)
     if not isinstance(batch, Tensor):
         raise SettingError(f"`{name}` must be a tensor, got {type(value).__name__}")
     return batch
@@ -171,7 +175,7 @@ def _join(items: Sequence[Any], name: str, join: Callable[[list[Tensor]], Tensor
     """Stack items, or concatenate batches, tensor by tensor."""
     if not items:
         return torch.empty(0)
-    rows = [_as_batch(item, f"{name}[{i}]") for i, item in enumerate(items)]
+    rows = [as_batch(item, f"{name}[{i}]") for i, item in enumerate(items)]
     shapes = [_item_shapes(row, join is torch.cat) for row in rows]
     for i, shape in enumerate(shapes):
         if shape != shapes[0]:

@@ -6,6 +6,7 @@ Each process has one. Nothing is rebuilt for each model, and the caller's module
 import copy
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -111,8 +112,8 @@ class ModelRunner:
         self.choose_memory_format(batch)
         batch = map_batch(self._formatted, batch)
         with self.plan.autocast(self.device):
-            out = _call(self.module, batch)
-        logits = _checked_logits(_select(out, self._output), count_of(batch))
+            out = call_module(self.module, batch)
+        logits = _checked_logits(select_logits(out, self._output), count_of(batch))
         if not self._task_is_checked:
             _check_task(logits)
             self._task_is_checked = True
@@ -163,7 +164,7 @@ class ModelRunner:
                 for mode in (True, False):
                     module.train(mode)
                     with self.plan.autocast(self.device):
-                        out = _select(_call(module, pair), self._output)
+                        out = select_logits(call_module(module, pair), self._output)
                     if isinstance(out, Tensor) and out.requires_grad:
                         out.sum().backward()  # type: ignore[no-untyped-call]
         except Exception:
@@ -225,14 +226,15 @@ def try_model(runner: ModelRunner, inputs: Inputs, what: str = "`unlabeled`") ->
         raise SettingError(f"`model` cannot run on {what}: {error}") from error
 
 
-def _call(module: nn.Module, batch: Batch) -> object:
+def call_module(module: nn.Module, batch: Batch) -> object:
+    """The output of a module: a tuple gives positional arguments, a dict arguments by name."""
     if isinstance(batch, dict):
         return module(**batch)
     return module(*batch) if isinstance(batch, tuple) else module(batch)
 
 
-def _select(out: object, output: str | int | None) -> object:
-    """The part of a model's output that `output` names."""
+def select_logits(out: object, output: str | int | None = None) -> Any:
+    """The part of a model's output that `output` names; see `ModelRunner`."""
     if output is None:
         if isinstance(out, Tensor):
             return out

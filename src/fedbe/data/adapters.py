@@ -3,7 +3,8 @@
 Each adapter returns a `Dataset`, or a `Task` if the source has a test part.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -12,16 +13,32 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
+from fedbe.core.inputs import LABEL_NAMES, as_batch
+from fedbe.core.inputs import as_inputs as stack_inputs
+from fedbe.data.arrays import (
+    as_array,
+    as_inputs,
+    class_order,
+    from_arrays,
+    join_inputs,
+    make_task,
+    stacked,
+    with_classes,
+)
 from fedbe.data.dataset import Dataset, Task
 from fedbe.data.readers.images import UNREADABLE_IMAGE, eight_bit, is_deep
-from fedbe.errors import DataError
+from fedbe.errors import DataError, SettingError
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 GREY_MODES = {"1", "L"}
-KERAS_NAMES = {"x_train": "inputs", "y_train": "labels", "x_test": "test_inputs", "y_test": "test_labels"}
-MAX_CLASSES = 100_000  # without class names; a larger label is a mistake
+KNOWN_NAMES = {
+    **dict.fromkeys(("x", "X", "x_train", "X_train", "data"), "inputs"),
+    **dict.fromkeys(("y", "y_train", "label", "target"), "labels"),
+    **dict.fromkeys(("x_test", "X_test"), "test_inputs"),
+    "y_test": "test_labels",
+}
+TOKEN_NAMES = ("input_ids", "attention_mask", "token_type_ids")  # arguments of Hugging Face's models
 
 
 def from_folder(path: Path) -> Dataset | Task:
@@ -90,16 +107,23 @@ def _pixels(path: Path, mode: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
 def from_npz(path: Path) -> Dataset | Task:
     """Read an .npz with the arrays `inputs` and `labels`.
 
-    Optional arrays: `test_inputs` and `test_labels`, `classes` (names), `clients` (client ids). The names of Keras,
-    `x_train`, `y_train`, `x_test`, `y_test`, are accepted too. Arrays of objects (pickles) are refused.
+    Optional arrays: `test_inputs` and `test_labels`, `classes` (names), `clients` (client ids). `X` and `y`, and the
+    names of Keras, `x_train`, `y_train`, `x_test`, `y_test`, are accepted too. Instead of `inputs` there may be
+    `input_ids`, `attention_mask` and `token_type_ids`, with `test_input_ids` and so on. Arrays of objects (pickles) are
+    refused.
     """
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path} is not an .npz file; write it with numpy.savez")
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {KERAS_NAMES.get(key, key): archive[key] for key in archive.files}
+            arrays = {KNOWN_NAMES.get(key, key): archive[key] for key in archive.files}
         # Here, because texts with invalid characters fail only when they become Python strings.
         classes = np.ravel(arrays["classes"]).tolist() if "classes" in arrays else None
     except Exception as problem:  # numpy, zipfile and zlib raise many kinds of errors on a damaged file
         raise DataError(f"{path} is not an .npz of plain arrays ({problem})") from problem
+    for part in ("", "test_"):
+        if tokens := {name: arrays[part + name] for name in TOKEN_NAMES if part + name in arrays}:
+            arrays[f"{part}inputs"] = tokens
     if not {"inputs", "labels"} <= set(arrays) or ("test_inputs" in arrays) != ("test_labels" in arrays):
         names = ", ".join(arrays) or "nothing"
         raise DataError(
@@ -109,127 +133,94 @@ def from_npz(path: Path) -> Dataset | Task:
     train = from_arrays(path.stem, arrays["inputs"], arrays["labels"], classes, arrays.get("clients"))
     if "test_inputs" not in arrays:
         return train
-    return Task(train, from_arrays(path.stem, arrays["test_inputs"], arrays["test_labels"], train.classes))
+    return make_task(train, from_arrays(path.stem, arrays["test_inputs"], arrays["test_labels"], classes))
 
 
 def from_torch(data: Any, name: str) -> Dataset:
-    """Read a map-style torch data set of (input, label) pairs; inputs are tensors, arrays or Pillow images."""
-    pairs = [data[index] for index in range(len(data))]
-    if not pairs or not isinstance(pairs[0], tuple | list) or len(pairs[0]) < 2:
-        got = f"a {type(pairs[0]).__name__}" if pairs else "nothing"
-        raise DataError(f"{name} must have (input, label) pairs, got {got}")
-    labels = np.array([int(pair[1]) for pair in pairs])
-    return from_arrays(name, _stacked([pair[0] for pair in pairs], name), labels, getattr(data, "classes", None))
+    """Read a map-style torch data set of (input, label) pairs, or of dicts with the label under "label" or "labels".
+
+    Inputs are tensors, arrays, Pillow images, or tuples or dicts of tensors. Labels are integers or texts, or tensors
+    with one class for each position.
+    """
+    pairs = [_pair(data[index], name) for index in range(len(data))]
+    if not pairs:
+        raise DataError(f"{name} must have (input, label) pairs, got nothing")
+    labels = np.array([as_array(label) for _, label in pairs])
+    if labels.ndim > 1 and pairs[0][1] is not None and labels.shape[1:] == (1,):
+        labels = labels[:, 0]
+    return from_arrays(name, _gather([value for value, _ in pairs], name), labels, getattr(data, "classes", None))
+
+
+def _pair(item: Any, name: str) -> tuple[Any, Any]:
+    if isinstance(item, Mapping) and (labels := [key for key in LABEL_NAMES if key in item]):
+        return {key: value for key, value in item.items() if key != labels[0]}, item[labels[0]]
+    if not isinstance(item, tuple | list) or len(item) < 2:
+        raise DataError(f"{name} must have (input, label) pairs, got a {type(item).__name__}")
+    return item[0], item[1]
+
+
+def _gather(values: list[Any], name: str) -> Any:
+    """One array of all inputs, or a tuple or dict of tensors."""
+    if not isinstance(values[0], Mapping | tuple):
+        return stacked(values, name)
+    try:
+        rows = [as_batch(_arrays(value), f"{name}: inputs") for value in values]
+        return stack_inputs([(row,) for row in rows], name=name).tensor  # type: ignore[attr-defined]
+    except SettingError as problem:
+        raise DataError(str(problem)) from problem
+
+
+def _arrays(value: Any) -> Any:
+    """Lists of numbers, as tokenizers return them, as arrays."""
+    if isinstance(value, Mapping):
+        return {key: as_array(part) if isinstance(part, list) else part for key, part in value.items()}
+    return tuple(as_array(part) if isinstance(part, list) else part for part in value)
 
 
 def from_hugging_face(data: Any, name: str) -> Dataset:
-    """Read a table with `features`: the column with class names is the label, the first other column the input.
+    """Read a table with `features`.
 
-    Of several label columns (coarse and fine) the one with the most classes is used. The column `client_id`, if
-    there is one, gives the ids for the split "column".
+    The label is the column with class names, else the column "label" or "labels". Of several columns with class names
+    (coarse and fine) the one with the most classes is used. The inputs are `input_ids`, `attention_mask` and
+    `token_type_ids` where they exist, else the first other column. The column `client_id`, if there is one, gives the
+    ids for the split "column".
     """
-    label_columns = [column for column, feature in data.features.items() if hasattr(feature, "names")]
+    named = [column for column, feature in data.features.items() if hasattr(feature, "names")]
+    label_columns = named or [column for column in LABEL_NAMES if column in data.features]
     input_columns = [column for column in data.features if column not in {*label_columns, "client_id"}]
     if not label_columns or not input_columns:
         columns = ", ".join(data.features)
-        raise DataError(f"{name} must have a column with class names and an input column, but has {columns}")
-    label = max(label_columns, key=lambda column: len(data.features[column].names))
+        raise DataError(
+            f"{name} must have a label column (with class names, or called 'label') and an input column, "
+            f"but has {columns}"
+        )
+    label = max(label_columns, key=lambda column: len(getattr(data.features[column], "names", ())))
     client_ids = np.array(list(data["client_id"])) if "client_id" in data.features else None
-    inputs = _stacked(data[input_columns[0]], name)
-    return from_arrays(name, inputs, np.array(list(data[label])), data.features[label].names, client_ids)
+    tokens = {column: stacked(data[column], name) for column in TOKEN_NAMES if column in data.features}
+    inputs = tokens or _numbers(data, input_columns[0], name)
+    names = getattr(data.features[label], "names", None)
+    return from_arrays(name, inputs, np.array(list(data[label])), names, client_ids)
 
 
-def _stacked(values: Iterable[Any], name: str) -> np.ndarray[Any, Any]:
-    arrays = [_array(value) for value in values]
-    shapes = sorted({array.shape for array in arrays})
-    if len(shapes) != 1:
-        got = f"{list(shapes[0])} and {list(shapes[1])}" if shapes else "none"
-        raise DataError(f"{name}: all inputs must have one shape, got {got}; resize them first")
-    return np.stack(arrays)
+def _numbers(data: Any, column: str, name: str) -> Any:
+    values = stacked(data[column], name)
+    if values.dtype.kind in "US":
+        raise DataError(f"{name}: the column '{column}' has texts; tokenize them first (`input_ids`)")
+    return values
 
 
-def _array(values: Any) -> np.ndarray[Any, Any]:
-    """A NumPy array of a tensor or an array-like; bfloat16, which NumPy does not have, becomes float32."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-    return np.asarray(values)
-
-
-def from_arrays(
-    name: str, inputs: Any, labels: Any, classes: Iterable[str] | None = None, client_ids: Any = None
-) -> Dataset:
-    """A data set from arrays or tensors.
-
-    Args:
-        name: the name of the data set.
-        inputs: see `as_inputs`.
-        labels: integers, one for each input.
-        classes: class names; default: the numbers 0 … max(labels).
-        client_ids: one id for each input, integers or any values that can be sorted; or None.
-
-    Example:
-        >>> from_arrays("mine", np.zeros((4, 2)), [0, 1, 1, 0]).classes
-        ('0', '1')
-    """
-    label_array = _array(labels)
-    if label_array.dtype.kind not in "iu" or not label_array.size:
-        raise DataError(f"{name}: labels must be integers, got {label_array.dtype} {list(label_array.shape)}")
-    label_tensor = torch.from_numpy(label_array.astype(np.int64)).flatten()
-    if classes is None:
-        largest = int(label_tensor.max())
-        if largest >= MAX_CLASSES:
-            raise DataError(f"{name}: labels must be below {MAX_CLASSES} if there are no class names, got {largest}")
-        classes = map(str, range(largest + 1))
-    names = tuple(map(str, classes))
-    return Dataset(name, as_inputs(_array(inputs), name), label_tensor, names, _client_ids(client_ids, name))
-
-
-def _client_ids(values: Any, name: str) -> Tensor | None:
-    """Ids as int64; values that are not integers are numbered in sorted order."""
-    if values is None:
-        return None
-    ids = np.asarray(values)
-    try:
-        numbers = ids if ids.dtype.kind in "iu" else np.unique(ids, return_inverse=True)[1]
-    except TypeError as problem:
-        raise DataError(f"{name}: client ids must be numbers or texts, got {ids.dtype}") from problem
-    return torch.from_numpy(numbers.astype(np.int64))
-
-
-def as_inputs(values: np.ndarray[Any, Any], name: str) -> Tensor:
-    """Convert common shapes and types to uint8 [N, H, W, C] images or float32 [N, D] vectors.
-
-    Two axes are vectors. Three axes are grey images. Images with four axes may have their channels first: the second
-    axis is 1 or 3, and the last is not. Images may be uint8, or floats in [0, 1].
-
-    Example:
-        >>> as_inputs(np.zeros((5, 3, 8, 8)), "mine").shape
-        torch.Size([5, 8, 8, 3])
-    """
-    if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
-        raise DataError(f"{name}: inputs must be numbers of at most 64 bits, got {values.dtype}")
-    native = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
-    tensor = torch.as_tensor(native)
-    if tensor.dim() == 2:
-        return tensor.to(torch.float32)
-    if tensor.dim() == 3:
-        tensor = tensor[..., None]
-    if tensor.dim() != 4:
-        raise DataError(f"{name}: inputs must have 2, 3 or 4 axes (number first), got {list(tensor.shape)}")
-    if tensor.shape[1] in {1, 3} and tensor.shape[-1] not in {1, 3}:
-        tensor = tensor.permute(0, 2, 3, 1)
-    return _to_bytes(tensor, name).contiguous()
-
-
-def _to_bytes(images: Tensor, name: str) -> Tensor:
-    if images.is_floating_point():
-        if not bool(((images >= 0) & (images <= 1)).all()):
-            raise DataError(f"{name}: images of floats must be in [0, 1]; fedbe normalises them itself")
-        return (images * 255).round().to(torch.uint8)
-    if images.dtype != torch.uint8:
-        raise DataError(f"{name}: images must be uint8 or floats in [0, 1], got {images.dtype}")
-    return images
+def from_partitioner(partitioner: Any) -> Dataset:
+    """Read a partitioner of `flwr-datasets`: its partitions are the clients of the split "column"."""
+    parts = [from_hugging_face(partitioner.load_partition(i), "partition") for i in range(partitioner.num_partitions)]
+    classes = tuple(sorted({name for part in parts for name in part.classes}, key=class_order))
+    aligned = [part if part.classes == classes else with_classes(part, classes) for part in parts]
+    return Dataset(
+        "partitions",
+        join_inputs([part.inputs for part in aligned]),
+        torch.cat([part.labels for part in aligned]),
+        classes,
+        torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts])),
+    )
 
 
 def from_object(data: Any) -> Dataset | Task:
@@ -242,6 +233,8 @@ def from_object(data: Any) -> Dataset | Task:
         return data
     if isinstance(data, Mapping):
         return _from_mapping(data)
+    if hasattr(data, "load_partition") and hasattr(data, "num_partitions"):
+        return from_partitioner(data)
     if hasattr(data, "features"):
         return from_hugging_face(data, name)
     if isinstance(data, Sequence) and len(data) == 2:
@@ -260,4 +253,4 @@ def _from_mapping(data: Mapping[str, Any]) -> Dataset | Task:
     for part in parts:
         if not isinstance(part, Dataset):
             raise DataError("the parts of a mapping must be data sets, but one of them has a test part itself")
-    return Task(*parts) if len(parts) == 2 else parts[0]  # type: ignore[arg-type]
+    return make_task(*parts) if len(parts) == 2 else parts[0]  # type: ignore[arg-type]

@@ -63,7 +63,7 @@ def load_unlabeled(
         raise SettingError(
             f"unlabeled images from {name} would include the task's own test images; use the split's `server` part"
         )
-    if other.train.inputs.dim() != 4:
+    if other.train.tensor.dim() != 4:
         raise DataError(f"unlabeled data must be images, but {name} has vectors")
     keep = torch.ones(len(other.train) + len(other.test), dtype=torch.bool)
     shared = torch.tensor(SHARED_IMAGES.get((task, name), ()), dtype=torch.int64)
@@ -79,10 +79,10 @@ def load_unlabeled(
 
 def _gather(task: Task, index: Tensor) -> Tensor:
     """The images at `index` in (training images, then test images), without a copy of all images."""
-    images = torch.empty(len(index), *task.train.inputs.shape[1:], dtype=torch.uint8)
+    images = torch.empty(len(index), *task.train.tensor.shape[1:], dtype=torch.uint8)
     in_train = index < len(task.train)
-    images[in_train] = task.train.inputs[index[in_train]]
-    images[~in_train] = task.test.inputs[index[~in_train] - len(task.train)]
+    images[in_train] = task.train.tensor[index[in_train]]
+    images[~in_train] = task.test.tensor[index[~in_train] - len(task.train)]
     return images
 
 

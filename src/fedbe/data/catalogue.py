@@ -40,6 +40,7 @@ class DatasetInfo:
         paths: directories and archives under the data directory that may have it, the preferred one first.
         remotes: the files to download.
         file_hashes: SHA-256 of each file in the directory paths[0]; empty if the archive itself is kept.
+        plain_hashes: SHA-256 of the same files without gzip, which may be there instead.
         megabytes: size of the download.
     """
 
@@ -50,6 +51,7 @@ class DatasetInfo:
     remotes: tuple[Remote, ...] = ()
     file_hashes: Mapping[str, str] = field(default_factory=dict)
     megabytes: int = 0
+    plain_hashes: Mapping[str, str] = field(default_factory=dict)
 
 
 TORONTO = "https://www.cs.toronto.edu/~kriz"
@@ -65,6 +67,12 @@ MNIST_FILES = {
     "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
     "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
     "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+MNIST_PLAIN_FILES = {
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 FASHION_FILES = {
     "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
@@ -120,6 +128,7 @@ DATASETS: Mapping[str, DatasetInfo] = {
         tuple(Remote(f"{MNIST}/{file}", sha256) for file, sha256 in MNIST_FILES.items()),
         MNIST_FILES,
         12,
+        MNIST_PLAIN_FILES,
     ),
     "fashion-mnist": DatasetInfo(
         "70,000 clothes, 28×28, 10 classes",

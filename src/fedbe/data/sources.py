@@ -1,6 +1,7 @@
 """`load_task`: read any data set, by name, by path, or from a Python object."""
 
 import re
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,16 @@ from fedbe.core import plugins, random
 from fedbe.data import adapters, embedded
 from fedbe.data.catalogue import DATASETS, require_local_path
 from fedbe.data.dataset import Dataset, Task
-from fedbe.data.splits import remaining, stratified
+from fedbe.data.readers import tables
+from fedbe.data.splits import remaining, stratified, uniform
 from fedbe.errors import DataError, nearest
 
+FILE_KINDS: Mapping[str, Callable[[Path], Dataset | Task]] = {
+    "folder": adapters.from_folder,
+    "npz": adapters.from_npz,
+    "csv": tables.read,
+    "parquet": tables.read,
+}
 FUNCTION_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -26,7 +34,7 @@ def dataset_names() -> tuple[str, ...]:
 
 def is_function(source: str) -> bool:
     """Whether `load_task` would call a function of the user, "module:function", for this source."""
-    has_known_prefix = source.partition(":")[0] in {"folder", "npz", *DATASETS}
+    has_known_prefix = source.partition(":")[0] in {*FILE_KINDS, *DATASETS}
     return bool(FUNCTION_PATH.fullmatch(source)) and not has_known_prefix and not Path(source).exists()
 
 
@@ -42,10 +50,12 @@ def load_task(source: Any, *, root: Path | None = None, seed: int = 0) -> Task:
             - "cifar10:PATH": a named data set at your own path, a directory or an archive
             - "folder:PATH": one folder of images for each class
             - "npz:PATH": arrays
+            - "csv:PATH", "parquet:PATH": a table (`fedbe.data.readers.tables`)
             - "module:function": a function that returns any of these, or (inputs, labels)
-            - a path: an official directory or archive with its official name, an .npz, or class folders
-            - an object: a torch `Dataset`, a Hugging Face `Dataset` or `DatasetDict`, a `Task`, a `Dataset`,
-              or (inputs, labels)
+            - a path: an official directory or archive with its official name, an .npz, .csv or .parquet, or class
+              folders
+            - an object: a torch `Dataset`, a Hugging Face `Dataset` or `DatasetDict`, a `flwr-datasets` partitioner,
+              a `Task`, a `Dataset`, or (inputs, labels)
         root: the data directory; default: FEDBE_DATA, else the user's cache directory.
         seed: seed of the held-out fifth, and of the points of "swissroll".
 
@@ -73,7 +83,7 @@ def _from_text(source: str | PathLike[str], root: Path | None, seed: int) -> Dat
     if text in DATASETS:
         return _read(text, require_local_path(text, root))
     kind, colon, rest = text.partition(":")
-    if colon and rest and kind in {"folder", "npz", *DATASETS}:
+    if colon and rest and kind in {*FILE_KINDS, *DATASETS}:
         return _from_path(kind, Path(rest))
     if Path(text).exists():
         return _from_path(_kind_of(Path(text)), Path(text))
@@ -87,17 +97,14 @@ def _kind_of(path: Path) -> str:
     for name, info in DATASETS.items():
         if path.resolve().name in {Path(official).name for official in info.paths if "/" not in official}:
             return name
-    return "npz" if path.suffix == ".npz" else "folder"
+    suffix = path.suffix.removeprefix(".")
+    return suffix if suffix in FILE_KINDS else "folder"
 
 
 def _from_path(kind: str, path: Path) -> Dataset | Task:
-    if not path.exists():
+    if not tables.split_options(path)[0].exists():
         raise DataError(f"{path} does not exist; check the path")
-    if kind == "folder":
-        return adapters.from_folder(path)
-    if kind == "npz":
-        return adapters.from_npz(path)
-    return _read(kind, path)
+    return FILE_KINDS[kind](path) if kind in FILE_KINDS else _read(kind, path)
 
 
 def _read(name: str, path: Path) -> Task:
@@ -108,8 +115,10 @@ def _read(name: str, path: Path) -> Task:
 
 
 def hold_out(data: Dataset, seed: int) -> Task:
-    """Hold out a stratified fifth of `data` as test data; train on the rest."""
+    """Hold out a fifth of `data` as test data, stratified where each example has one class; train on the rest."""
     if len(data) < 5:
         raise DataError(f"{data.name} must have 5 examples or more to hold out a fifth, but has {len(data)}")
-    test = stratified(data.labels, len(data) // 5, random.generator(seed, role="hold-out"))
+    draw = random.generator(seed, role="hold-out")
+    count = len(data) // 5
+    test = stratified(data.labels, count, draw) if data.labels.dim() == 1 else uniform(data.labels, count, draw)
     return Task(data.subset(remaining(len(data), test)), data.subset(test))

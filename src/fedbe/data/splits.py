@@ -1,4 +1,4 @@
-"""The splits of the paper: which client has which training images. Each is a function of (labels, settings, seed).
+"""Splits: which client has which training images. Each is a function of (labels, settings, seed).
 
 The server's part is drawn first. Every other image goes to exactly one client.
 """
@@ -38,7 +38,7 @@ class Partition:
         >>> partition.counts(torch.tensor([0, 1, 1, 0]), classes=2).tolist()
         [[0, 2], [1, 0]]
         """
-        return torch.stack([torch.bincount(labels[index], minlength=classes) for index in self.clients])
+        return torch.stack([torch.bincount(labels[index].flatten(), minlength=classes) for index in self.clients])
 
 
 def split(kind: str, labels: Tensor, *, clients: int, server: int, seed: int, **settings: Any) -> Partition:
@@ -51,11 +51,15 @@ def split(kind: str, labels: Tensor, *, clients: int, server: int, seed: int, **
       images (default 10). With `major_share` instead, the major clients of a class share that part of it, and its
       other clients share the rest.
     - "dirichlet": client n has the part q_c[n] of class c, where q_c ~ Dir(alpha·1); `alpha` is 0.1 by default.
+    - "quantity": sizes differ, classes do not: client n has the part q[n] of all images, where q ~ Dir(alpha·1);
+      `alpha` is 0.5 by default. Each client has at least one image.
+    - "shards": images are sorted by class and cut into clients · `shards_per_client` shards (default 2), which are
+      dealt at random (McMahan et al. 2017). The sizes of two shards differ by at most one image.
     - "column": by `ids`, int64 [N]. Equal ids go to the same client; clients are in the order of the ids.
 
     Args:
-        kind: "iid", "step", "dirichlet" or "column".
-        labels: int64 [N], the labels of the training images.
+        kind: "iid", "step", "dirichlet", "quantity", "shards" or "column".
+        labels: int64 [N], the labels of the training images; or [N, …], for the kinds that do not look at classes.
         clients: number of clients.
         server: number of images for the server. For "step" they have all classes in proportion; for the other
             kinds they are drawn uniformly.
@@ -79,9 +83,15 @@ def split(kind: str, labels: Tensor, *, clients: int, server: int, seed: int, **
     check_option("split", kind, SPLITS)
     parameters = inspect.signature(SPLITS[kind]).parameters.values()
     check_settings(f"the {kind} split", settings, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY])
+    if labels.dim() > 1 and kind in BY_CLASS:
+        others = ", ".join(sorted(set(SPLITS) - BY_CLASS))
+        raise DataError(
+            f"the {kind} split needs one class for each image, but the labels are {list(labels.shape)}: "
+            f"use one of {others}"
+        )
     _check_sizes(len(labels), clients, server)
     draw = random.generator(seed, role=f"split-{kind}")
-    server_index = (stratified if kind == "step" else _uniform)(labels, server, draw)
+    server_index = (stratified if kind == "step" else uniform)(labels, server, draw)
     rest = remaining(len(labels), server_index)
     parts = SPLITS[kind](labels, rest, clients, draw, **settings)
     empty = [number for number, part in enumerate(parts) if not len(part)]
@@ -122,7 +132,8 @@ def _by_class(labels: Tensor) -> Sequence[Tensor]:
     return torch.split(labels.argsort(stable=True), torch.bincount(labels).tolist())
 
 
-def _uniform(labels: Tensor, size: int, draw: torch.Generator) -> Tensor:
+def uniform(labels: Tensor, size: int, draw: torch.Generator) -> Tensor:
+    """Draw `size` images uniformly; returns their sorted indices, int64 [size]."""
     return torch.randperm(len(labels), generator=draw)[:size].sort().values
 
 
@@ -224,6 +235,31 @@ def _dirichlet(
     return _deal(labels, rest, torch.from_numpy(np.diff(cuts, axis=1, prepend=0).T.copy()), draw)
 
 
+def _quantity(_: Tensor, rest: Tensor, clients: int, draw: torch.Generator, *, alpha: float = 0.5) -> Sequence[Tensor]:
+    """Every client gets one image. The others are divided by q ~ Dir(alpha·1), as in `_dirichlet`."""
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise SettingError(f"`alpha` must be > 0 and finite, got {alpha}")
+    parts = random.numpy_generator(draw).dirichlet(np.full(clients, alpha))
+    free = len(rest) - clients
+    cuts = np.rint(free * parts.cumsum().clip(max=1)).astype(np.int64)
+    cuts[-1] = free
+    sizes = 1 + np.diff(cuts, prepend=0)
+    return torch.split(_shuffled(rest, draw), sizes.tolist())
+
+
+def _shards(
+    labels: Tensor, rest: Tensor, clients: int, draw: torch.Generator, *, shards_per_client: int = 2
+) -> Sequence[Tensor]:
+    """Sort by class (at random within a class), cut into equal shards, give each client some at random."""
+    count = clients * shards_per_client
+    if shards_per_client < 1 or count > len(rest):
+        raise SettingError(f"`shards_per_client` must be 1 … {len(rest) // clients}, got {shards_per_client}")
+    mixed = _shuffled(rest, draw)
+    shards = mixed[labels[mixed].argsort(stable=True)].tensor_split(count)
+    order = torch.randperm(count, generator=draw).view(clients, shards_per_client)
+    return [torch.cat([shards[number] for number in row]) for row in order.tolist()]
+
+
 def _deal(labels: Tensor, rest: Tensor, table: Tensor, draw: torch.Generator) -> Sequence[Tensor]:
     """Deal the images `rest` at random such that client n has table[n, c] images of class c."""
     parts: list[list[Tensor]] = [[] for _ in table]
@@ -238,7 +274,7 @@ def _deal(labels: Tensor, rest: Tensor, table: Tensor, draw: torch.Generator) ->
 def _column(
     labels: Tensor, rest: Tensor, clients: int, _: torch.Generator, *, ids: Tensor | None = None
 ) -> Sequence[Tensor]:
-    if ids is None or ids.shape != labels.shape:
+    if ids is None or ids.shape != labels.shape[:1]:
         got = "none" if ids is None else f"shape {list(ids.shape)}"
         raise DataError(f"the column split needs `ids`, one client id for each of {len(labels)} images, got {got}")
     distinct = torch.unique(ids)
@@ -251,8 +287,11 @@ SPLITS: Mapping[str, Callable[..., Sequence[Tensor]]] = {
     "iid": _iid,
     "step": _step,
     "dirichlet": _dirichlet,
+    "quantity": _quantity,
+    "shards": _shards,
     "column": _column,
 }
+BY_CLASS = {"step", "dirichlet", "shards"}  # the kinds that look at the class of each image
 
 
 def _check_sizes(images: int, clients: int, server: int) -> None:

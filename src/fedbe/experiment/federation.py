@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeGuard
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from fedbe import data, models
 from fedbe.core import plugins
 from fedbe.core.random import generator, global_rng
-from fedbe.data import Augment, BatchLoader, Dataset, Task
+from fedbe.data import Augment, Dataset, Loader, Task, make_loader
+from fedbe.data.dataset import Shape, is_plain
 from fedbe.errors import RecipeError, SettingError
 from fedbe.experiment.recipe import Recipe
 
@@ -23,13 +24,13 @@ class ModelSpec:
     Args:
         name: A network of `fedbe.models`, or module:function.
         classes: The number of classes.
-        shape: The shape of one input.
+        shape: The shape of one input; by position or name if there are several tensors.
         settings: Of the network.
     """
 
     name: str
     classes: int
-    shape: tuple[int, ...]
+    shape: Shape
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, source: torch.Generator) -> nn.Module:
@@ -38,7 +39,9 @@ class ModelSpec:
         Raises:
             RecipeError: The function cannot be called, or does not return a module.
         """
-        if ":" not in self.name:
+        if is_shipped(self.name):
+            if not is_single(self.shape):
+                raise RecipeError(f"'{self.name}' takes one tensor, this data has several: give a model of your own")
             return models.build(self.name, self.classes, self.shape, source, **self.settings)
         with global_rng(source):
             module = plugins.call_function(
@@ -55,6 +58,7 @@ class Federation:
 
     Attributes:
         model: The architecture.
+        seed: The run's seed, from which the first weights are drawn.
         classes: The names of the classes.
         train: The training data of all clients.
         labels: Its labels.
@@ -67,15 +71,20 @@ class Federation:
     """
 
     model: ModelSpec
+    seed: int
     classes: tuple[str, ...]
-    train: BatchLoader
+    train: Loader
     labels: Tensor
     clients: tuple[Tensor, ...]
-    test: BatchLoader
+    test: Loader
     test_labels: Tensor
-    server: BatchLoader | None
+    server: Loader | None
     server_labels: Tensor | None
     digest: str
+
+    def build_model(self) -> nn.Module:
+        """The model before round 1. Every process builds the same one: frozen parameters never travel."""
+        return initial_weights(self.model, self.seed)
 
     def share_(self) -> Self:
         """Move all data into shared memory, so that worker processes read it without a copy."""
@@ -100,11 +109,14 @@ def prepare(recipe: Recipe, seed: int, task: Task | None = None) -> Federation:
         RecipeError: The recipe's settings do not fit the data.
     """
     task = task or data.load_task(recipe.data.source)
+    if is_shipped(recipe.model.name):
+        task = as_numbers(task)
     parts = divide(recipe, task.train, seed)
     train = _train_loader(recipe, task)
     server, server_labels, unlabeled_digest = _server_part(recipe, task, train, parts.server, seed)
     return Federation(
         model=ModelSpec(recipe.model.name, len(task.train.classes), train.shape, recipe.model.settings()),
+        seed=seed,
         classes=task.train.classes,
         train=train,
         labels=task.train.labels,
@@ -117,6 +129,21 @@ def prepare(recipe: Recipe, seed: int, task: Task | None = None) -> Federation:
     )
 
 
+def is_shipped(model: str) -> bool:
+    """Whether a model's name is one of `fedbe.models`, and not module:function."""
+    return ":" not in model
+
+
+def as_numbers(task: Task) -> Task:
+    """The task with token ids turned into numbers: fedbe's own networks have no embedding."""
+
+    def converted(part: Dataset) -> Dataset:
+        return replace(part, inputs=part.inputs.float()) if isinstance(part.inputs, Tensor) else part
+
+    is_tokens = isinstance(task.train.inputs, Tensor) and task.train.inputs.dtype == torch.int64
+    return Task(converted(task.train), converted(task.test)) if is_tokens else task
+
+
 def divide(recipe: Recipe, train: Dataset, seed: int) -> data.Partition:
     """Divide the training examples among the server and the clients."""
     settings = recipe.split.settings()
@@ -126,10 +153,10 @@ def divide(recipe: Recipe, train: Dataset, seed: int) -> data.Partition:
     return data.split(recipe.split.kind, train.labels, clients=clients, server=server, seed=seed, **settings)
 
 
-def _train_loader(recipe: Recipe, task: Task) -> BatchLoader:
+def _train_loader(recipe: Recipe, task: Task) -> Loader:
     mean, std = (None if v is None else torch.tensor(v) for v in (recipe.data.mean, recipe.data.std))
     try:
-        return BatchLoader(task.train, mean=mean, std=std, augment=_augmentation(recipe, task))
+        return make_loader(task.train, mean=mean, std=std, augment=_augmentation(recipe, task))
     except SettingError as error:
         raise RecipeError(f"the table [data] does not fit this data set: {error}") from error
 
@@ -137,14 +164,16 @@ def _train_loader(recipe: Recipe, task: Task) -> BatchLoader:
 def _augmentation(recipe: Recipe, task: Task) -> Augment | None:
     if recipe.data.pad == 0 and not recipe.data.flip:
         return None
-    if task.train.inputs.dim() != 4:
-        raise RecipeError("data.pad and data.flip are for images, but this data set has vectors: remove them")
+    if is_plain(task.train.inputs) or task.train.tensor.dim() != 4:
+        raise RecipeError("data.pad and data.flip are for images, but this data set has none: remove them")
+    if task.train.labels.dim() > 1:
+        raise RecipeError("data.pad and data.flip would move the images, but not their labels: remove them")
     return Augment(recipe.data.pad, recipe.data.flip)
 
 
 def _server_part(
-    recipe: Recipe, task: Task, train: BatchLoader, index: Tensor, seed: int
-) -> tuple[BatchLoader | None, Tensor | None, str]:
+    recipe: Recipe, task: Task, train: Loader, index: Tensor, seed: int
+) -> tuple[Loader | None, Tensor | None, str]:
     """The server's data, its labels if they are known, and a digest of data that is not in the task."""
     if recipe.data.unlabeled is None:
         # Smaller sizes are subsets of larger ones, so that sizes can be compared.
@@ -152,7 +181,7 @@ def _server_part(
         used = index[order.sort().values]
         return (train.select(used), task.train.labels[used], "") if len(used) else (None, None, "")
     if not is_image(train.shape):
-        raise RecipeError("data.unlabeled is for images, but this data set has vectors: use data.server")
+        raise RecipeError("data.unlabeled is for images, but this data set has none: use data.server")
     unlabeled = data.load_unlabeled(
         recipe.data.unlabeled,
         size=recipe.data.unlabeled_size,
@@ -163,9 +192,14 @@ def _server_part(
     return train.like(unlabeled), None, hashlib.sha256(unlabeled.numpy().data).hexdigest()
 
 
-def is_image(shape: tuple[int, ...]) -> TypeGuard[tuple[int, int, int]]:
+def is_single(shape: Shape) -> TypeGuard[tuple[int, ...]]:
+    """Whether an input is one tensor."""
+    return not isinstance(shape, dict) and all(isinstance(size, int) for size in shape)
+
+
+def is_image(shape: Shape) -> TypeGuard[tuple[int, int, int]]:
     """Whether inputs of this shape are images: (channels, height, width)."""
-    return len(shape) == 3
+    return is_single(shape) and len(shape) == 3
 
 
 def _digest(parts: list[str]) -> str:

@@ -46,12 +46,13 @@ class Data(Section):
 class Split(Section):
     """How the training data is divided among clients; `fedbe.data.splits` explains the kinds and their settings."""
 
-    kind: Literal["iid", "step", "dirichlet", "column"] = "step"
+    kind: Literal["iid", "step", "dirichlet", "quantity", "shards", "column"] = "step"
     clients: Count = 10
     major_classes: Count | None = None
     minor_images: Annotated[int, Field(ge=0)] | None = None
     major_share: Annotated[float, Field(gt=0, le=1)] | None = None
     alpha: Annotated[float, Field(gt=0)] | None = None
+    shards_per_client: Count | None = None
 
     def settings(self) -> dict[str, Any]:
         """The settings of this kind of split that are set."""

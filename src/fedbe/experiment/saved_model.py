@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,15 +12,16 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fedbe.algorithms.vote import Member, VoteRule, get_vote_rule, mean_vote
-from fedbe.core.inputs import batches
+from fedbe.core.inputs import Batch, batches, map_batch
 from fedbe.core.metrics import Metrics, compute_metrics
-from fedbe.core.model_runner import plain_layout
+from fedbe.core.model_runner import call_module, plain_layout, select_logits
 from fedbe.core.random import generator
 from fedbe.core.state import Layout
-from fedbe.data import BatchLoader
+from fedbe.data import make_loader
+from fedbe.data.dataset import Shape, shape_text
 from fedbe.data.readers.images import UNREADABLE_IMAGE, eight_bit
 from fedbe.errors import DataError, RunError
-from fedbe.experiment.federation import Federation, ModelSpec
+from fedbe.experiment.federation import Federation, ModelSpec, is_image, is_shipped
 from fedbe.experiment.run_folder import MODEL_FILE, write_model
 from fedbe.experiment.tensor_files import UNREADABLE, part, read_tensors
 
@@ -39,9 +41,9 @@ class VotingModel(nn.Module):
         self.members = nn.ModuleList(members)
         self._rule = rule
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Log-probabilities [N, classes] of normalised inputs."""
-        return self._rule(member(x).softmax(1) for member in self.members).log()
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
+        """Log-probabilities [N, classes, …] of normalised inputs."""
+        return self._rule(select_logits(member(*inputs, **named)).softmax(1) for member in self.members).log()
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,20 +65,29 @@ class TrainedModel:
     std: Tensor
 
     @torch.no_grad()
-    def predict_proba(self, inputs: Tensor) -> Tensor:
-        """Probabilities [N, classes] of raw inputs: uint8 [N, H, W, C] images or float32 [N, D] vectors.
+    def predict_proba(self, inputs: Batch) -> Tensor:
+        """Probabilities [N, classes, …] of raw inputs, in a form of `fedbe.data.Dataset`.
 
         Raises:
             DataError: The inputs have another shape than the model takes.
         """
-        loader = BatchLoader(inputs, mean=self.mean, std=self.std)
+        if isinstance(inputs, Tensor) and inputs.dtype == torch.int64 and is_shipped(self.spec.name):
+            inputs = inputs.float()
+        loader = make_loader(inputs, mean=self.mean, std=self.std)
         if loader.shape != self.spec.shape:
-            raise DataError(f"the model takes inputs of shape {list(self.spec.shape)}, got {list(loader.shape)}")
-        # Not every module takes the loader's channels-last.
-        parts = [self.module(plain_layout(loader.batch(index))).softmax(1) for index in batches(len(loader), 250)]
+            raise DataError(
+                f"the model takes inputs of shape {shape_text(self.spec.shape)}, got {shape_text(loader.shape)}"
+            )
+        parts = [self._logits(loader.batch(index)).softmax(1) for index in batches(len(loader), 250)]
         return torch.cat(parts)
 
-    def metrics(self, inputs: Tensor, labels: Tensor) -> Metrics:
+    def _logits(self, batch: Batch) -> Tensor:
+        # Not every module takes the loader's channels-last.
+        plain = map_batch(lambda tensor: plain_layout(tensor) if tensor.dim() == 4 else tensor, batch)
+        logits: Tensor = select_logits(call_module(self.module, plain))
+        return logits
+
+    def metrics(self, inputs: Batch, labels: Tensor) -> Metrics:
         """Metrics of the predictions for raw inputs."""
         return compute_metrics(self.predict_proba(inputs), labels)
 
@@ -122,7 +133,7 @@ def load_trained_model(folder: str | Path) -> TrainedModel:
     try:
         header, tensors = read_tensors(path)
         model = header["model"]
-        spec = ModelSpec(model["name"], model["classes"], tuple(model["shape"]), model["settings"])
+        spec = ModelSpec(model["name"], model["classes"], _shape(model["shape"]), model["settings"])
         module = _module(spec, tensors, header["members"], header.get("vote", "mean"))
     except UNREADABLE as error:
         raise RunError(f"{path} cannot be read: {error}") from error
@@ -136,6 +147,13 @@ def load_trained_model(folder: str | Path) -> TrainedModel:
         mean=torch.tensor(header["mean"]),
         std=torch.tensor(header["std"]),
     )
+
+
+def _shape(value: Any) -> Shape:
+    """The shape of an input from JSON, which has lists for tuples."""
+    if isinstance(value, dict):
+        return {name: tuple(sizes) for name, sizes in value.items()}
+    return tuple(tuple(size) if isinstance(size, list) else size for size in value)
 
 
 def load_model(folder: str | Path) -> nn.Module:
@@ -162,7 +180,7 @@ def _module(spec: ModelSpec, tensors: dict[str, Tensor], members: int, vote: str
     return (modules[0] if members == 1 else VotingModel(modules, get_vote_rule(vote))).eval()
 
 
-def read_images(paths: Sequence[Path], shape: tuple[int, ...]) -> Tensor:
+def read_images(paths: Sequence[Path], shape: Shape) -> Tensor:
     """Read image files as uint8 [N, H, W, C], resized to what the model takes.
 
     Args:
@@ -172,8 +190,8 @@ def read_images(paths: Sequence[Path], shape: tuple[int, ...]) -> Tensor:
     Raises:
         DataError: A file is missing or is not an image, or the model does not take images.
     """
-    if len(shape) != 3:
-        raise DataError(f"this model takes vectors of {shape[0]} numbers, not images")
+    if not is_image(shape):
+        raise DataError(f"this model takes inputs of shape {shape_text(shape)}, not images")
     channels, height, width = shape
     if channels not in (1, 3):
         raise DataError(f"this model takes images of {channels} channels, image files have 1 or 3: use it in Python")

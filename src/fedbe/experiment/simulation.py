@@ -14,12 +14,12 @@ from fedbe.algorithms.methods import Method
 from fedbe.algorithms.server.limits import Limits
 from fedbe.algorithms.vote import Member, Predictor
 from fedbe.core.compute import Plan, server_threads
-from fedbe.core.model_runner import ModelRunner
+from fedbe.core.model_runner import ModelRunner, try_model
 from fedbe.core.random import generator
 from fedbe.errors import RunError
 from fedbe.experiment.executors.base import Executor, Failed, Outcome
 from fedbe.experiment.executors.memory_usage import keep_freed_memory
-from fedbe.experiment.federation import Federation, initial_weights
+from fedbe.experiment.federation import Federation
 from fedbe.experiment.jobs import DataPart, PredictJob
 from fedbe.experiment.recipe import Recipe
 
@@ -125,9 +125,10 @@ def make_simulation(
 
     Raises:
         RunError: The method, or the ensemble that is measured, needs server data and the recipe has none.
+        SettingError, ModelError: The model cannot run on the data, or does not return logits.
     """
     method = recipe.method_for(method_name)
-    module = initial_weights(federation.model, seed)
+    module = federation.build_model()
     needs_unlabeled = method.needs_unlabeled(module)
     if recipe.evaluation.ensemble:
         measured = recipe.ensemble(method, members=recipe.evaluation.ensemble)
@@ -139,5 +140,5 @@ def make_simulation(
     torch.set_num_threads(server_threads(module))
     keep_freed_memory()
     runner = ModelRunner(module, plan)
-    runner.choose_memory_format(federation.test.batch(torch.arange(1)))
+    try_model(runner, federation.test, "the data")
     return Simulation(recipe, method, seed, federation, runner, executor)

@@ -7,6 +7,7 @@ because torch would open a shared-memory file for each of them.
 import multiprocessing
 import signal
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -21,8 +22,7 @@ from torch import Tensor
 
 from fedbe.core.compute import Plan
 from fedbe.core.model_runner import ModelRunner
-from fedbe.core.random import generator
-from fedbe.errors import FedBEError, RunError
+from fedbe.errors import FedBEError, ModelWarning, RunError
 from fedbe.experiment.executors.base import Done, Failed, Job, Outcome, Stopped
 from fedbe.experiment.executors.forkserver import start_method, warm_up
 from fedbe.experiment.executors.memory_usage import ProcessMemoryPeak, keep_freed_memory
@@ -268,6 +268,7 @@ def _serve(pipe: Connection) -> None:
     # Ctrl-C goes to every process of the terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore", ModelWarning)  # the main process has tried the model and warned
     keep_freed_memory()
     federation: Federation | None = None
     runner: ModelRunner | None = None
@@ -280,8 +281,7 @@ def _serve(pipe: Connection) -> None:
         if kind == "setup":
             federation, plan = value
             try:
-                # The weights do not matter: every job loads its own.
-                runner, problem = ModelRunner(federation.model.build(generator(0)), plan), ""
+                runner, problem = ModelRunner(federation.build_model(), plan), ""
             except FedBEError as error:
                 runner, problem = None, str(error)
             continue

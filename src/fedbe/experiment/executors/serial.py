@@ -6,7 +6,6 @@ from typing import Self
 
 from fedbe.core.compute import Plan, one_thread
 from fedbe.core.model_runner import ModelRunner
-from fedbe.core.random import generator
 from fedbe.experiment.executors.base import Done, Failed, Job, Outcome, Stopped
 from fedbe.experiment.executors.memory_usage import ProcessMemoryPeak
 from fedbe.experiment.federation import Federation
@@ -28,8 +27,7 @@ class Serial:
 
     def configure(self, federation: Federation, plan: Plan) -> None:
         """Set the data and the arithmetic of the jobs that follow."""
-        # The weights do not matter: every job loads its own.
-        self._setup = (federation, ModelRunner(federation.model.build(generator(0)), plan))
+        self._setup = (federation, ModelRunner(federation.build_model(), plan))
 
     def map(
         self,

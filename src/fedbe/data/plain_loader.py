@@ -1,0 +1,86 @@
+"""Batches of inputs that a model gets as they are: token ids, or several tensors."""
+
+import copy
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedbe.core.inputs import Batch, count_of, map_batch, tensors_of
+from fedbe.data.dataset import Dataset, Shape, is_plain, shape_of
+from fedbe.data.loader import Augment, BatchLoader
+from fedbe.errors import SettingError
+
+
+class PlainLoader:
+    """Gathers batches and changes nothing. It has the interface of `BatchLoader`.
+
+    Args:
+        data: a `Dataset`, or its inputs alone: a tensor, or a tuple or dict of tensors [N, …].
+
+    Attributes:
+        mean, std: empty, because nothing is normalised.
+        augment: None.
+
+    Example:
+        >>> PlainLoader({"ids": torch.tensor([[1], [2]])}).batch(torch.tensor([1]))
+        {'ids': tensor([[2]])}
+    """
+
+    augment = None
+
+    def __init__(self, data: Dataset | Batch) -> None:
+        self._inputs = data.inputs if isinstance(data, Dataset) else data
+        self._rows: Tensor | None = None  # the subset that `select` chose
+        self.mean = self.std = torch.empty(0)
+
+    def __len__(self) -> int:
+        return count_of(self._inputs) if self._rows is None else len(self._rows)
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of one input; by position or name if there are several tensors."""
+        return shape_of(self._inputs)
+
+    def select(self, index: Tensor) -> Self:
+        """A loader of the examples at `index` (int64). It shares the data and copies none."""
+        subset = copy.copy(self)
+        subset._rows = index if self._rows is None else self._rows[index]
+        return subset
+
+    def like(self, data: Dataset | Batch) -> Self:
+        """A loader of other data."""
+        return type(self)(data)
+
+    def share_(self) -> Self:
+        """Move the data into shared memory, in place. Worker processes then read it without a copy."""
+        for tensor in (*tensors_of(self._inputs), *(() if self._rows is None else (self._rows,))):
+            tensor.share_memory_()
+        return self
+
+    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Batch:  # noqa: ARG002
+        """The inputs at `index`, int64 [B]."""
+        rows = index if self._rows is None else self._rows[index]
+        return map_batch(lambda tensor: tensor.index_select(0, rows), self._inputs)
+
+
+Loader = BatchLoader | PlainLoader
+
+
+def make_loader(
+    data: Dataset | Batch,
+    *,
+    mean: Tensor | None = None,
+    std: Tensor | None = None,
+    augment: Augment | None = None,
+) -> Loader:
+    """A loader for any inputs: normalised batches of images and vectors; token ids and several tensors as they are.
+
+    The arguments are those of `BatchLoader`.
+    """
+    inputs = data.inputs if isinstance(data, Dataset) else data
+    if isinstance(inputs, Tensor) and not is_plain(inputs):
+        return BatchLoader(inputs, mean=mean, std=std, augment=augment)
+    if augment is not None:
+        raise SettingError("`augment` crops and flips images, but these inputs are not images; leave it out")
+    return PlainLoader(data)

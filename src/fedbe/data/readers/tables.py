@@ -1,0 +1,133 @@
+"""Tables: one example in each row of a CSV or Parquet file.
+
+    csv:patients.csv?label=diagnosis&client=hospital
+
+The column `label` has the classes, the column `client` the client of each row (for the split "column"). Every other
+column is an input: numbers as they are, texts one-hot.
+"""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbe.data.arrays import from_arrays
+from fedbe.data.dataset import Dataset
+from fedbe.errors import DataError, ExtraError, nearest
+
+LABELS = ("label", "labels", "target", "class", "y")
+CLIENTS = ("client_id", "client")
+MAX_CATEGORIES = 100  # distinct texts in one column; more are a mistake (names, ids)
+
+Columns = dict[str, NDArray[Any]]
+
+
+def split_options(path: Path) -> tuple[Path, dict[str, str]]:
+    """The path, and the options after its last "?".
+
+    >>> split_options(Path("data.csv?label=sick"))
+    (PosixPath('data.csv'), {'label': 'sick'})
+    """
+    head, mark, query = str(path).rpartition("?")
+    if not mark or path.exists():
+        return path, {}
+    return Path(head), dict(parse_qsl(query, keep_blank_values=True))
+
+
+def read(path: Path) -> Dataset:
+    """Read a table.
+
+    Args:
+        path: A .csv or .parquet file, with options: "?label=COLUMN&client=COLUMN". The default label is a column called
+            label, labels, target, class or y; the default client a column called client_id or client, if there is one.
+
+    Raises:
+        DataError: The file is not a table, a column is missing, or a value is missing or not finite.
+        ExtraError: A Parquet file needs `pip install 'fedbe[parquet]'`.
+    """
+    path, options = split_options(path)
+    if unknown := sorted(options.keys() - {"label", "client"}):
+        raise DataError(f"unknown option '{unknown[0]}' of {path}: choose label or client")
+    columns = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+    label = _column(columns, options.get("label"), LABELS, "label", path)
+    client = _column(columns, options.get("client"), CLIENTS, "client", path)
+    if label is None:
+        raise DataError(
+            f"{path} must have a column called {', '.join(LABELS)}, or name it: {path}?label=COLUMN; "
+            f"it has {', '.join(list(columns)[:10])}"
+        )
+    inputs = [_encoded(column, name, path) for name, column in columns.items() if name not in (label, client)]
+    if not inputs:
+        raise DataError(f"{path} must have a column of inputs next to the label '{label}'")
+    ids = None if client is None else columns[client]
+    return from_arrays(path.stem, np.hstack(inputs).astype(np.float32), _labels(columns[label]), client_ids=ids)
+
+
+def _column(columns: Columns, wanted: str | None, usual: Sequence[str], what: str, path: Path) -> str | None:
+    if wanted is not None and wanted not in columns:
+        raise DataError(f"{path} has no column '{wanted}' for the {what}: {nearest(wanted, columns)}")
+    return wanted if wanted is not None else next((name for name in usual if name in columns), None)
+
+
+def _labels(values: NDArray[Any]) -> NDArray[Any]:
+    """Whole numbers as integers; everything else as it is. A CSV cannot tell 1 from 1.0."""
+    is_whole = values.dtype.kind == "f" and np.isfinite(values).all() and (values == np.rint(values)).all()
+    return values.astype(np.int64) if is_whole else values
+
+
+def _encoded(values: NDArray[Any], name: str, path: Path) -> NDArray[np.float32]:
+    """The column as numbers [N, 1]; texts as one column for each distinct text [N, K], in sorted order."""
+    if values.dtype.kind in "biuf":
+        if not np.isfinite(values.astype(np.float64)).all():
+            raise DataError(f"{path}: the column '{name}' has missing or infinite values; fill or remove these rows")
+        return values.astype(np.float32)[:, None]
+    texts = values.astype(str)
+    categories = np.unique(texts)
+    if len(categories) > MAX_CATEGORIES:
+        raise DataError(
+            f"{path}: the column '{name}' has {len(categories)} distinct texts, more than {MAX_CATEGORIES}: "
+            "remove it, or turn it into numbers"
+        )
+    encoded: NDArray[np.float32] = (texts[:, None] == categories[None]).astype(np.float32)
+    return encoded
+
+
+def _read_csv(path: Path) -> Columns:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.reader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        raise DataError(f"{path} is not a CSV file in UTF-8 ({problem})") from problem
+    rows = [row for row in rows if row]
+    if len(rows) < 2:
+        raise DataError(f"{path} must have a line of column names and at least one row")
+    header, *body = rows
+    if broken := next((i for i, row in enumerate(body, start=2) if len(row) != len(header)), None):
+        raise DataError(f"{path}, row {broken}: expected {len(header)} values, got {len(body[broken - 2])}")
+    if len(set(header)) < len(header):
+        raise DataError(f"{path} has two columns with one name")
+    return {name: _typed(column) for name, column in zip(header, zip(*body, strict=True), strict=True)}
+
+
+def _typed(column: Sequence[str]) -> NDArray[Any]:
+    """Numbers if all values are numbers; an empty value is a missing number."""
+    try:
+        return np.array([float(value) if value.strip() else np.nan for value in column])
+    except ValueError:
+        return np.array(column)
+
+
+def _read_parquet(path: Path) -> Columns:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as problem:
+        raise ExtraError("Parquet files need pyarrow: pip install 'fedbe[parquet]'") from problem
+    try:
+        table = parquet.read_table(path)
+        return {name: table[name].to_numpy() for name in table.column_names}
+    except (ArrowException, OSError) as problem:
+        raise DataError(f"{path} is not a Parquet file ({problem})") from problem

@@ -1,0 +1,94 @@
+import importlib.util
+
+import pytest
+import torch
+
+from fedbe.data import load_task
+from fedbe.data.readers import tables
+from fedbe.errors import DataError, ExtraError
+
+TABLE = """age,sex,hospital,sick
+30,f,north,yes
+40,m,south,no
+50,f,north,no
+60.5,m,south,yes
+"""
+COLUMNS = {"age": [30, 40, 50, 60.5], "sex": ["f", "m", "f", "m"], "sick": ["yes", "no", "no", "yes"]}
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "patients.csv"
+    path.write_text(TABLE)
+    return path
+
+
+def test_a_table_with_named_columns(table):
+    data = tables.read(type(table)(f"{table}?label=sick&client=hospital"))
+    assert data.inputs.tolist() == [[30, 1, 0], [40, 0, 1], [50, 1, 0], [60.5, 0, 1]]  # age, female, male
+    assert data.classes == ("no", "yes")
+    assert data.labels.tolist() == [1, 0, 0, 1]
+    assert data.client_ids.tolist() == [0, 1, 0, 1]
+    assert data.name == "patients"
+
+
+def test_the_usual_names_need_no_options(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("x,target\n" + "".join(f"{i},{1 + i % 2}\n" for i in range(10)))
+    task = load_task(path)
+    assert task.train.classes == ("1", "2")
+    assert task.train.inputs.dtype == torch.float32
+    assert load_task(f"csv:{path}?label=target").train.digest() == task.train.digest()
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (TABLE, "", "must have a column called label"),
+        (TABLE, "?label=sik", "no column 'sik' for the label: did you mean 'sick'"),
+        (TABLE, "?label=sick&clients=hospital", "unknown option 'clients'"),
+        ("label\n1\n2\n", "", "a column of inputs next to"),
+        ("a,label\n1,2\n,3\n", "", "the column 'a' has missing or infinite values"),
+        ("a,label\n1,2,3\n", "", "row 2: expected 2 values, got 3"),
+        ("a,a,label\n1,2,3\n", "", "two columns with one name"),
+        ("a,label\n", "", "at least one row"),
+        ("a,label\n1,0.5\n2,0.25\n", "", "single-label classification"),
+        ("a,label\n" + "".join(f"name{i},1\n" for i in range(101)), "", "101 distinct texts, more than 100"),
+    ],
+)
+def test_tables_that_cannot_be_read(tmp_path, text, options, message):
+    path = tmp_path / "mine.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        load_task(f"csv:{path}{options}")
+
+
+def test_bytes_are_not_a_csv(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_bytes(bytes(range(256)))
+    with pytest.raises(DataError, match="not a CSV file"):
+        load_task(path)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="needs pyarrow: pip install 'fedbe[parquet]'")
+def test_parquet(tmp_path, table):
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "patients.parquet"
+    parquet.write_table(pyarrow.table({**COLUMNS, "hospital": ["north", "south"] * 2}), path)
+    options = "?label=sick&client=hospital"
+    from_csv, from_parquet = (tables.read(type(table)(f"{p}{options}")) for p in (table, path))
+    assert torch.equal(from_csv.inputs, from_parquet.inputs)
+    assert from_csv.labels.tolist() == from_parquet.labels.tolist()
+    path.write_bytes(b"garbage")
+    with pytest.raises(DataError, match="not a Parquet file"):
+        load_task(path)
+
+
+def test_parquet_without_pyarrow(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    path = tmp_path / "mine.parquet"
+    path.write_bytes(b"")
+    with pytest.raises(ExtraError, match=r"fedbe\[parquet\]"):
+        load_task(path)
