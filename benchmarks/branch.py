@@ -24,8 +24,6 @@ def branch(trunk: Path, file: Path, new: Path, changes: list[str]) -> None:
     """Write the folder `new` with the rounds of `trunk` up to the checkpoint `file`."""
     info, recipe = run_folder.read_info(trunk), override_recipe(run_folder.read_recipe(trunk), changes)
     state = checkpoint.read(file)
-    if state is None:
-        raise RunError(f"{file} is not a readable checkpoint")
     records = run_folder.read_rounds(trunk)[: state.round]
     if len(records) < state.round:
         raise RunError(f"{file} belongs to another run: it is of round {state.round}, {trunk} has {len(records)}")

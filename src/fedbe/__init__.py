@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         ModelWarning,
         RecipeError,
         RunError,
+        RunWarning,
         SettingError,
         StateError,
     )
@@ -64,7 +65,7 @@ _NAMES = {
     "fedbe.core.updates": ("ClientUpdate",),
     "fedbe.errors": (
         "AggregationError", "BusyError", "DataError", "ExtraError", "FedBEError", "ModelError", "ModelWarning",
-        "RecipeError", "RunError", "SettingError", "StateError",
+        "RecipeError", "RunError", "RunWarning", "SettingError", "StateError",
     ),
     "fedbe.experiment.saved_model": ("load_model",),
     "fedbe.posterior.dirichlet": ("Dirichlet",),
@@ -104,6 +105,7 @@ __all__ = [
     "Prox",
     "RecipeError",
     "RunError",
+    "RunWarning",
     "Scaffold",
     "Server",
     "SettingError",

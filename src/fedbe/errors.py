@@ -24,6 +24,10 @@ class ModelError(FedBEError, TypeError):
     """A module is not supported."""
 
 
+class RunWarning(UserWarning):
+    """Something in a run folder is damaged, and the run continues without it."""
+
+
 class ModelWarning(UserWarning):
     """A module works, but probably not as intended."""
 

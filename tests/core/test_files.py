@@ -11,6 +11,7 @@ import pytest
 
 from fedbe.core.files import append_line, locked, make_folder, write_atomic, write_json
 from fedbe.errors import BusyError, DataError, RunError
+from fedbe.experiment.run_folder import new_folder
 
 FORKING = """
 import multiprocessing, sys, time
@@ -52,6 +53,43 @@ def test_a_second_lock_is_refused(tmp_path):
 def test_a_folder_that_does_not_exist_cannot_be_locked(tmp_path):
     with pytest.raises(RunError, match="cannot write"), locked(tmp_path / "none"):
         pytest.fail("it is not locked")
+
+
+class TestLinks:
+    """A link that somebody put there must not lead a write elsewhere."""
+
+    def test_a_write_does_not_follow_one(self, tmp_path):
+        victim = tmp_path / "victim"
+        victim.write_text("precious")
+        (tmp_path / ".a.bin.part").symlink_to(victim)
+        write_atomic(tmp_path / "a.bin", b"new")
+        assert victim.read_text() == "precious"
+        assert (tmp_path / "a.bin").read_bytes() == b"new"
+        assert not (tmp_path / "a.bin").is_symlink()
+
+    def test_a_lock_does_not_follow_one(self, tmp_path):
+        victim = tmp_path / "victim"
+        victim.write_text("precious")
+        (tmp_path / ".lock").symlink_to(victim)
+        with pytest.raises(RunError, match="cannot write"), locked(tmp_path):
+            pytest.fail("it is locked")
+        assert victim.read_text() == "precious"
+
+
+def test_a_new_folder_s_name_is_synced(tmp_path, monkeypatch):
+    synced = []
+    real = os.fsync
+
+    def fsync(handle):
+        synced.append(str(Path(f"/proc/self/fd/{handle}").resolve()))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with new_folder(tmp_path / "runs" / "a"):
+        pass
+    append_line(tmp_path / "runs" / "a" / "rounds.jsonl", {})
+    assert str(tmp_path / "runs") in synced
+    assert str(tmp_path / "runs" / "a") in synced
 
 
 class TestWriting:

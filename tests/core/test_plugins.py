@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from fedbe import DataError
+from fedbe.core import plugins
 from fedbe.core.plugins import call_function, load_function, source_digest
 
 SOURCE = """
@@ -48,6 +49,25 @@ def test_names_without_a_function(path, message):
 def test_a_function_that_fails_is_named():
     with pytest.raises(DataError, match="'users_module:fail' failed with KeyError"):
         call_function("users_module:fail", DataError, x=1)
+
+
+@pytest.mark.parametrize("path", ["torch.hub:load", "os:system", "subprocess:run", "builtins:exec", "numpy:load"])
+def test_code_from_elsewhere_is_not_run_unless_the_user_says_so(path, monkeypatch):
+    with pytest.raises(DataError, match=f"'{path}' would run code from .* give --trust"):
+        load_function(path, DataError)
+    monkeypatch.setattr(plugins, "_trusts_all", False)  # undone after the test
+    plugins.trust()
+    assert callable(load_function(path, DataError))
+
+
+def test_an_environment_in_the_project_is_not_the_project(tmp_path, monkeypatch):
+    """A virtual environment below the current directory has the code of others."""
+    packages = tmp_path / ".venv" / "lib" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "others_module.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(packages)
+    with pytest.raises(DataError, match="would run code from"):
+        load_function("others_module:f", DataError)
 
 
 def test_the_digest_is_that_of_the_source_file():

@@ -398,6 +398,7 @@ def test_module_and_function(tmp_path, monkeypatch):
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "sets.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     assert load_task("somebody.sets:arrays").train.inputs.shape == (8, 3)
     assert load_task("somebody.sets:dataset").train.classes == ("a", "b")

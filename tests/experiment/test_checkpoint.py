@@ -1,20 +1,23 @@
 """Checkpoints are complete, the last two are kept, and another identity is refused."""
 
-from collections.abc import Callable
+import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from fedbe.algorithms.vote import Member
 from fedbe.core.files import write_atomic
 from fedbe.core.state import ModelState
-from fedbe.errors import RunError
+from fedbe.errors import RunError, RunWarning
 from fedbe.experiment import checkpoint, loop, run_folder
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.run_state import RunState
+from fedbe.experiment.tensor_files import UNREADABLE, read_tensors
 
 
 def _state(round: int, value: float = 1.0) -> RunState:
@@ -52,19 +55,65 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda _: b"", lambda b: b"\xff" * len(b)])
-def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    checkpoint.save(tmp_path, _state(1), {})
-    last = checkpoint.save(tmp_path, _state(2), {})
-    last.write_bytes(damage(last.read_bytes()))
-    back = checkpoint.latest(tmp_path)
+def _flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+def _with_header(content: bytes, old: bytes, new: bytes) -> bytes:
+    """The file with another text of the same length in its header."""
+    assert len(old) == len(new)
+    assert old in content
+    return content.replace(old, new)
+
+
+DAMAGE = {
+    "half": lambda b: b[: len(b) // 2],
+    "nothing": lambda _: b"",
+    "ones": lambda b: b"\xff" * len(b),
+    "last byte flipped": lambda b: _flipped(b, len(b) - 1),
+    "a number flipped": lambda b: _flipped(b, len(b) - 30),
+    "data zeroed": lambda b: b[:-40] + bytes(40),
+    "another round": lambda b: _with_header(b, b'round\\": 2', b'round\\": 1'),
+    "no identity": lambda b: _with_header(b, b"identity", b"idontity"),
+    "a list of members": lambda b: _with_header(b, b'members\\": [', b'memberz\\": ['),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path: Path, damage: str) -> None:
+    checkpoint.save(tmp_path, _state(1), {"seed": "0"})
+    last = checkpoint.save(tmp_path, _state(2), {"seed": "0"})
+    last.write_bytes(DAMAGE[damage](last.read_bytes()))
+    with pytest.warns(RunWarning, match=r"checkpoint-000002\.safetensors is damaged and not used"):
+        back = checkpoint.latest(tmp_path, {"seed": "0"})
     assert back is not None
     assert back.round == 1
 
 
+def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
+    """Bits of the header may be padding or names; then the state is the same. Otherwise the file is refused."""
+    content = checkpoint.save(tmp_path, _state(1), {"seed": "0"}).read_bytes()
+    other = tmp_path / "checkpoint-000001.safetensors"
+    for at in range(0, len(content), 3):
+        other.write_bytes(_flipped(content, at))
+        with suppress(*UNREADABLE):
+            state = checkpoint.read(other)
+            assert state.model.params.tolist() == [1.0, 2.0]
+            assert state.clients[7]["control"].tolist() == [8.0, 9.0]
+            assert state.round == 1
+
+
+def test_files_without_a_checksum_are_read(tmp_path: Path) -> None:
+    """Those that older versions wrote."""
+    path = checkpoint.save(tmp_path, _state(1), {"seed": "0"})
+    header, tensors = read_tensors(path)
+    path.write_bytes(safetensors.torch.save(tensors, {"fedbe": json.dumps(header)}))
+    assert checkpoint.read(path, {"seed": "0"}).round == 1
+
+
 def test_no_readable_checkpoint_is_an_error(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, _state(1), {}).write_bytes(b"nothing")
-    with pytest.raises(RunError, match="none of the 1 checkpoints"):
+    with pytest.warns(RunWarning, match="damaged"), pytest.raises(RunError, match="none of the 1 checkpoints"):
         checkpoint.latest(tmp_path)
     assert checkpoint.latest(tmp_path / "elsewhere") is None
 

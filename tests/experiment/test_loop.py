@@ -16,7 +16,7 @@ from PIL import Image
 
 import fedbe
 from fedbe import data
-from fedbe.errors import DataError, RecipeError, RunError, SettingError
+from fedbe.errors import DataError, RecipeError, RunError, RunWarning, SettingError
 from fedbe.experiment import loop, provenance, run_folder, saved_model
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.executors.serial import Serial
@@ -24,6 +24,7 @@ from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import load_recipe, override_recipe
 from fedbe.experiment.simulation import Simulation
+from fedbe.experiment.tensor_files import read_tensors, write_tensors
 
 Play = Callable[..., Path]
 
@@ -279,6 +280,11 @@ def arrays():
     draw = np.random.default_rng(0)
     labels = np.arange(300) % 3
     return (draw.normal(size=(300, 4)) + labels[:, None]).astype(np.float32), labels
+
+
+def evil(classes, shape):
+    import pathlib
+    pathlib.Path("called").touch()
 '''
 
 
@@ -383,6 +389,35 @@ def test_a_resumed_run_must_have_all_its_rounds(play: Play, pool: ProcessPool, s
     assert loop.execute(folder, pool, silent)  # a finished run whose model was lost makes it anew
     assert run_folder.is_done(folder)
     assert (folder / "model.safetensors").exists()
+
+
+def test_a_damaged_model_is_refused_with_advice_and_written_again(play: Play, pool: ProcessPool, silent: Any) -> None:
+    folder = play("whole", "fedavg")
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(RunError, match=r"is damaged \(its content does not match its checksum\): `fedbe resume"):
+        fedbe.load_model(folder)
+    with pytest.warns(RunWarning, match="is damaged and is written again"):
+        assert not run_folder.is_done(folder)
+    assert loop.execute(folder, pool, silent)
+    assert path.read_bytes() == content
+    assert run_folder.is_done(folder)
+
+
+def test_a_model_file_names_no_code(own: Recipe, play: Play, tmp_path: Path) -> None:
+    with ProcessPool(1) as workers:
+        folder = play("own", "fedavg", recipe=own, workers=workers)
+    path = folder / "model.safetensors"
+    header, tensors = read_tensors(path)
+    assert header["model"]["name"] == ""
+    evil = {**header, "model": {**header["model"], "name": "own_for_tests:evil"}}
+    write_tensors(path, evil, tensors)
+    assert fedbe.load_model(folder)[1].out_features == 12  # the recipe's function was called, not that of the file
+    (folder / "recipe.toml").unlink()
+    with pytest.raises(RunError, match=r"recipe\.toml is missing"):
+        fedbe.load_model(folder)
+    assert not (tmp_path / "called").exists()
 
 
 def test_records_without_checkpoints_are_not_overwritten(

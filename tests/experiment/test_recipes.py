@@ -95,6 +95,14 @@ def test_a_dumped_recipe_is_the_same_recipe() -> None:
     assert "unlabeled" not in dump_recipe(recipe)["data"]
 
 
+@pytest.mark.parametrize("name", ["../../x", "a/b", "..", "", "a\\b"])
+def test_a_recipe_cannot_name_a_folder_elsewhere(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "evil.toml"
+    path.write_bytes(tomli_w.dumps({"name": name}).encode())
+    with pytest.raises(RecipeError, match="becomes the name of a folder"):
+        load_recipe(path)
+
+
 def test_default_limits_do_not_change_the_identity_of_a_recipe() -> None:
     assert "limits" not in dump_recipe(load_recipe("digits"))
     changed = load_recipe("digits", ["limits.max_share=0.1", "limits.client_weights=reported"])
@@ -109,7 +117,7 @@ POSITIVE = st.floats(1e-6, 1e3)
 EPOCHS = st.integers(0, 30) | st.tuples(st.integers(0, 10), st.integers(10, 30))
 RECIPES = st.builds(
     Recipe,
-    name=st.text(min_size=1),
+    name=st.text(min_size=1).filter(lambda name: name.strip(". ") and not set(name) & set("/\\\0")),
     summary=st.text(),
     method=st.sampled_from(["fedavg", "fedbe", "1-ensemble", "fedbe+scaffold"]),
     variant=st.sampled_from(["paper", "released", "tuned"]),

@@ -23,6 +23,7 @@ from fedbe.experiment.federation import prepare
 from fedbe.experiment.round import run_server_step, train_loss
 from fedbe.experiment.run_state import RunState
 from fedbe.experiment.simulation import Simulation
+from fedbe.experiment.tensor_files import UNREADABLE
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +77,8 @@ def _state_before(run: Run, sim: Simulation) -> RunState:
     if last == 1:
         return RunState(0, sim.runner.read())
     # `latest` gives the newest checkpoint only, and we need the one before it.
-    state = checkpoint.read(run.folder / f"checkpoint-{last - 1:06d}.safetensors")
-    if state is None:
-        raise RunError(f"{run.folder} has no checkpoint of the round before the last")
-    return state
+    path = run.folder / f"checkpoint-{last - 1:06d}.safetensors"
+    try:
+        return checkpoint.read(path)
+    except UNREADABLE as error:
+        raise RunError(f"the checkpoint of the round before the last, {path}, cannot be read: {error}") from error

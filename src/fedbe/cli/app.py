@@ -5,6 +5,7 @@ Commands import heavy modules themselves, so that `fedbe --help` does not wait f
 
 import signal
 import sys
+import warnings
 from typing import Annotated
 
 import click
@@ -12,7 +13,7 @@ import typer
 
 from fedbe.cli import catalogue, data, flower, model, report, reproduce, train
 from fedbe.cli.console import err
-from fedbe.errors import FedBEError, RecipeError, SettingError
+from fedbe.errors import FedBEError, ModelWarning, RecipeError, RunWarning, SettingError
 
 app = typer.Typer(
     help="Federated learning by Bayesian model ensemble: FedBE and its baselines.",
@@ -56,6 +57,7 @@ def main(interrupt: "signal._HANDLER | None" = None) -> None:
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if interrupt is not None and command not in TRAINING:
         signal.signal(signal.SIGINT, interrupt)
+    warnings.showwarning = _show_warning  # as one sentence, without a line of our source
     try:
         code = app(standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):
@@ -68,6 +70,11 @@ def main(interrupt: "signal._HANDLER | None" = None) -> None:
             raise
         code = _report_error(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+    if issubclass(category, RunWarning | ModelWarning):
+        err.print(f"fedbe: {message}")
 
 
 def _report_error(error: Exception) -> int:

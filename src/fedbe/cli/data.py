@@ -8,6 +8,7 @@ from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, Transfe
 from rich.progress import Progress as Bars
 
 from fedbe.cli.console import err, out, plain_table
+from fedbe.cli.options import Trust
 from fedbe.errors import DataError
 
 app = typer.Typer(help="Data sets: list them, download one, show a split.", no_args_is_help=True)
@@ -65,6 +66,7 @@ def show(
     major_share: Annotated[float | None, typer.Option(help="step: part of a class for its major clients.")] = None,
     alpha: Annotated[float | None, typer.Option(help="dirichlet: smaller is more uneven [0.1].")] = None,
     to: Annotated[Path | None, typer.Option(help="The PNG file; default: SOURCE-SPLIT.png in this directory.")] = None,
+    trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Draw the images of each client and class; the area of a bubble is the number of images."""
     from fedbe.core.files import write_atomic

@@ -6,12 +6,14 @@ from typing import Annotated
 import typer
 
 from fedbe.cli.console import out
-from fedbe.cli.options import RunFolder
+from fedbe.cli.options import RunFolder, Trust
 from fedbe.errors import DataError
 
 
 def evaluate(
-    run: RunFolder, data: Annotated[str | None, typer.Option(help="A data source; default: the run's.")] = None
+    run: RunFolder,
+    data: Annotated[str | None, typer.Option(help="A data source; default: the run's.")] = None,
+    trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Measure the final model of a run on test data."""
     from fedbe.data import load_task
@@ -27,7 +29,11 @@ def evaluate(
     out.print(f"nll {metrics.nll:.4f}, ece {metrics.ece:.4f}, mean confidence {100 * metrics.confidence:.2f} %")
 
 
-def predict(run: RunFolder, images: Annotated[list[Path], typer.Argument(help="Image files.")]) -> None:
+def predict(
+    run: RunFolder,
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    trust: Trust = False,  # noqa: ARG001 (its callback acts)
+) -> None:
     """Classify images with the final model of a run."""
     from fedbe.experiment import saved_model
 

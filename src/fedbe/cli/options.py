@@ -18,5 +18,23 @@ Workers = Annotated[
 Precision = Annotated[str, typer.Option(help="float32, bfloat16, or auto (bfloat16 if the processor supports it).")]
 RunsFolder = Annotated[Path, typer.Option(help="The folder for results.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
+
+
+def _trust(value: bool) -> bool:
+    if value:
+        from fedbe.core import plugins
+
+        plugins.trust()
+    return value
+
+
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        callback=_trust,
+        help="Run functions that the recipe names, also from outside the current directory.",
+    ),
+]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
 RunOrComparison = Annotated[Path, typer.Argument(help="The folder of a run or a comparison.", metavar="RUN")]

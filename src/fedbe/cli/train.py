@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fedbe.cli.console import err, out, plain_table
 from fedbe.cli.interrupt import interruptible
-from fedbe.cli.options import Overrides, Precision, Quiet, RecipeName, RunOrComparison, RunsFolder, Workers
+from fedbe.cli.options import Overrides, Precision, Quiet, RecipeName, RunOrComparison, RunsFolder, Trust, Workers
 from fedbe.errors import SettingError
 from fedbe.experiment.executors import make_executor
 from fedbe.experiment.executors.forkserver import warm_up
@@ -30,6 +30,7 @@ def run(
     runs: RunsFolder = Path("runs"),
     quiet: Quiet = False,
     tensorboard: TensorBoardFlag = False,
+    trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Train one federation with one method."""
     if workers != 0:
@@ -59,6 +60,7 @@ def compare(
     runs: RunsFolder = Path("runs"),
     quiet: Quiet = False,
     tensorboard: TensorBoardFlag = False,
+    trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Train several methods on the same splits and initial weights, and compare them."""
     if workers != 0:
@@ -76,7 +78,11 @@ def compare(
 
 
 def resume(
-    run: RunOrComparison, workers: Workers = None, quiet: Quiet = False, tensorboard: TensorBoardFlag = False
+    run: RunOrComparison,
+    workers: Workers = None,
+    quiet: Quiet = False,
+    tensorboard: TensorBoardFlag = False,
+    trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Continue a stopped run or comparison; the result is the same to the last bit."""
     if workers != 0:

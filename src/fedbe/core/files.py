@@ -6,17 +6,23 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedbe.errors import BusyError, FedBEError, RunError
 
 
-def write_synced(path: Path, content: bytes, mode: str = "wb") -> None:
-    """Write to a file (append with mode "ab") and wait until the content is on the disk."""
-    with path.open(mode) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a new file and wait until the content is on the disk. A link or file of that name is replaced."""
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    with os.fdopen(handle, "wb") as file:
+        _write(file, content)
+
+
+def _write(file: IO[bytes], content: bytes) -> None:
+    file.write(content)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def write_atomic(path: Path, content: bytes, error: type[FedBEError] = RunError) -> None:
@@ -27,7 +33,7 @@ def write_atomic(path: Path, content: bytes, error: type[FedBEError] = RunError)
     try:
         write_synced(part, content)
         part.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as problem:
         with suppress(OSError):
             part.unlink(missing_ok=True)
@@ -46,7 +52,8 @@ def make_folder(folder: Path, error: type[FedBEError] = RunError) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a run folder, so that no second process trains the run."""
     try:
-        file = (folder / ".lock").open("w")
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        file = os.fdopen(handle, "w")
     except OSError as error:
         raise RunError(f"cannot write in {folder}: {error.strerror}") from error
     with file:
@@ -72,13 +79,17 @@ def write_json(path: Path, value: Any) -> None:
 def append_line(path: Path, value: Any) -> None:
     """Append one JSON line and wait until it is on the disk."""
     try:
-        write_synced(path, (json.dumps(value) + "\n").encode(), "ab")
+        is_new = not path.exists()
+        with path.open("ab") as file:
+            _write(file, (json.dumps(value) + "\n").encode())
+        if is_new:
+            sync_folder(path.parent)
     except OSError as problem:
         raise RunError(f"cannot write {path} ({problem.strerror})") from problem
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in the folder survive a power failure."""
+def sync_folder(folder: Path) -> None:
+    """Make a rename or a new file in the folder survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,13 @@
-"""Models and data sets of the user, named as module:function."""
+"""Models and data sets of the user, named as module:function.
+
+A recipe is a text file that anybody may have written, and module:function can name anything that is installed. So only
+modules below the current directory are imported, unless the user trusts the file (`--trust`, `trust()`).
+"""
 
 import hashlib
 import importlib
+import importlib.machinery
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -10,16 +16,26 @@ from typing import Any
 
 from fedbe.errors import FedBEError
 
+_trusts_all = False
+
+
+def trust() -> None:
+    """From now on import any module that a recipe names, in this process."""
+    global _trusts_all
+    _trusts_all = True
+
 
 def load_function(path: str, error: type[FedBEError]) -> Callable[..., Any]:
     """Import the function that `path` names as module:function, or raise an `error`.
 
-    Modules in the current directory can be imported, as with `python -m`.
+    Modules in the current directory can be imported, as with `python -m`; others only after `trust()`.
     """
     module, _, name = path.partition(":")
     folder = os.getcwd()  # noqa: PTH109
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    if not _trusts_all:
+        _check_local(path, module.partition(".")[0], Path(folder).resolve(), error)
     try:
         function = getattr(importlib.import_module(module), name)
     except Exception as problem:  # a user's module can raise anything when it is imported
@@ -27,6 +43,29 @@ def load_function(path: str, error: type[FedBEError]) -> Callable[..., Any]:
     if not callable(function):
         raise error(f"'{path}' must name a function as module:function, but is a {type(function).__name__}")
     return function  # type: ignore[no-any-return]
+
+
+def _check_local(path: str, package: str, folder: Path, error: type[FedBEError]) -> None:
+    """Refuse a module that is not part of the project in the current directory. Nothing is imported for that."""
+    try:
+        spec = importlib.machinery.PathFinder.find_spec(package)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None and package not in sys.builtin_module_names and package not in sys.stdlib_module_names:
+        return  # there is no such module, and importing it says so
+    places = [] if spec is None else [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else ())]
+    if not places or not all(_is_project_file(Path(place).resolve(), folder) for place in places):
+        where = places[0] if places else "Python itself"
+        raise error(
+            f"'{path}' would run code from {where}, which is not below the current directory: give --trust if you "
+            "trust who named it"
+        )
+
+
+def _is_project_file(place: Path, folder: Path) -> bool:
+    """Whether a file is the project's own: below its folder, and not in an environment with packages of others."""
+    installed = {"site-packages", "dist-packages"}
+    return place.is_relative_to(folder) and not installed.intersection(place.parts)
 
 
 def call_function(path: str, error: type[FedBEError], **arguments: Any) -> Any:

@@ -1,18 +1,21 @@
 """A checkpoint is a RunState in one safetensors file. It is written atomically, and the last two are kept.
 
-The header of the file has the round and the identity of the run as JSON. If a file cannot be read, the one before it is
-used. A file that belongs to another recipe, other data or another version of the arithmetic is refused.
+The header of the file has the round and the identity of the run as JSON, and a checksum of all content. If a file is
+damaged, it is named and the one before it is used. A file that belongs to another recipe, other data or another version
+of the arithmetic is refused.
 """
 
 import json
+import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
 
 from fedbe.algorithms.vote import Member
 from fedbe.core.updates import ClientId
-from fedbe.errors import RunError
+from fedbe.errors import RunError, RunWarning
 from fedbe.experiment.run_state import RunState
 from fedbe.experiment.tensor_files import UNREADABLE, model_of, part, read_tensors, tensors_of, write_tensors
 
@@ -37,7 +40,8 @@ def save(folder: Path, state: RunState, identity: Identity) -> Path:
     path = folder / f"checkpoint-{state.round:06d}.safetensors"
     write_tensors(path, header, tensors)
     for old in paths(folder)[KEPT:]:
-        old.unlink(missing_ok=True)
+        with suppress(OSError):  # a file too many does no harm
+            old.unlink()
     return path
 
 
@@ -47,7 +51,7 @@ def paths(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path, identity: Identity | None = None) -> RunState | None:
-    """The newest checkpoint that can be read.
+    """The newest checkpoint that is not damaged. A RunWarning names those that are.
 
     Args:
         folder: The run folder.
@@ -61,22 +65,23 @@ def latest(folder: Path, identity: Identity | None = None) -> RunState | None:
     """
     existing = paths(folder)
     for path in existing:
-        state = read(path, identity)
-        if state is not None:
+        try:
+            state = read(path, identity)
+            if state.round != int(path.stem.removeprefix("checkpoint-")):
+                raise ValueError(f"it is of round {state.round}")
             return state
+        except UNREADABLE as error:
+            warnings.warn(f"{path} is damaged and not used: {error}", RunWarning, stacklevel=2)
     if existing:
         raise RunError(f"none of the {len(existing)} checkpoints in {folder} can be read: start a new run")
     return None
 
 
-def read(path: Path, identity: Identity | None = None) -> RunState | None:
-    """The state in one file; None if the file cannot be read. RunError if it has another identity."""
-    try:
-        header, tensors = read_tensors(path)
-    except UNREADABLE:
-        return None
+def read(path: Path, identity: Identity | None = None) -> RunState:
+    """The state in one file. `UNREADABLE` if the file is damaged, RunError if it has another identity."""
+    header, tensors = read_tensors(path)
     if identity is not None:
-        _check(header["identity"], identity, path)
+        _check(dict(header["identity"]), identity, path)
     return _state_of(header, tensors)
 
 
@@ -97,7 +102,7 @@ def _state_of(header: Mapping, tensors: Mapping[str, Tensor]) -> RunState:  # ty
             clients.setdefault(json.loads(client), {})[what] = tensor
     members = tuple(Member(name, model_of(f"members/{i}", tensors)) for i, name in enumerate(header["members"]))
     return RunState(
-        round=header["round"],
+        round=int(header["round"]),
         model=model_of("model", tensors),
         memory=part("memory/", tensors),
         clients=clients,

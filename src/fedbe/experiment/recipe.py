@@ -179,6 +179,8 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if not self.name.strip(". ") or set(self.name) & set("/\\\0"):
+            raise ValueError(f"'name' becomes the name of a folder and must have no '/' and no '\\', got {self.name!r}")
         try:
             self._check_methods()
         except SettingError as error:

@@ -15,6 +15,7 @@ import json
 import shlex
 import shutil
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -25,13 +26,13 @@ import tomli_w
 from torch import Tensor
 
 from fedbe import data
-from fedbe.core.files import append_line, locked, make_folder, write_atomic, write_json
+from fedbe.core.files import append_line, locked, make_folder, sync_folder, write_atomic, write_json
 from fedbe.data import Task
-from fedbe.errors import BusyError, FedBEError, RunError
+from fedbe.errors import BusyError, FedBEError, RunError, RunWarning
 from fedbe.experiment import checkpoint, provenance
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import dump_recipe, load_recipe
-from fedbe.experiment.tensor_files import write_tensors
+from fedbe.experiment.tensor_files import UNREADABLE, read_tensors, write_tensors
 
 Record = dict[str, Any]  # one line of rounds.jsonl
 
@@ -90,6 +91,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     try:
         yield part
         part.replace(folder)
+        sync_folder(folder.parent)
     except OSError as error:
         raise RunError(f"cannot create {folder}: {error.strerror}") from error
     finally:
@@ -186,7 +188,7 @@ def drop_rounds_after(folder: Path, round: int) -> None:
         write_atomic(path, "".join(json.dumps(record) + "\n" for record in remaining).encode())
 
 
-def write_model(folder: Path, header: object, tensors: Mapping[str, Tensor]) -> None:
+def write_model(folder: Path, header: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> None:
     """Write the final weights by name, with a JSON header that says what they are (None: no header)."""
     write_tensors(folder / MODEL_FILE, header, tensors)
 
@@ -211,9 +213,20 @@ def mark_finished(folder: Path, info: RunInfo) -> None:
 
 
 def is_done(folder: Path) -> bool:
-    """Whether nothing is left to do. A finished run whose model was lost can write it again from a checkpoint."""
-    model_lost = not (folder / MODEL_FILE).exists() and bool(checkpoint.paths(folder))
-    return read_info(folder).finished is not None and not model_lost
+    """Whether nothing is left to do. A finished run with a lost or damaged model writes it again from a checkpoint."""
+    finished = read_info(folder).finished is not None
+    return finished and not (checkpoint.paths(folder) and _model_lost(folder / MODEL_FILE))
+
+
+def _model_lost(path: Path) -> bool:
+    if not path.exists():
+        return True
+    try:
+        read_tensors(path)
+    except UNREADABLE as error:
+        warnings.warn(f"{path} is damaged and is written again: {error}", RunWarning, stacklevel=3)
+        return True
+    return False
 
 
 def rounds_left(folder: Path) -> int:

@@ -1,8 +1,8 @@
 """The final model of a run: written when the run ends, loaded for predictions."""
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fedbe.algorithms.vote import Member, VoteRule, get_vote_rule, mean_vote
+from fedbe.core import plugins
 from fedbe.core.inputs import Batch, batches, map_batch
 from fedbe.core.metrics import Metrics, compute_metrics
 from fedbe.core.model_runner import call_module, plain_layout, select_logits
@@ -20,9 +21,9 @@ from fedbe.core.state import Layout
 from fedbe.data import make_loader
 from fedbe.data.dataset import Shape, shape_text
 from fedbe.data.readers.images import UNREADABLE_IMAGE, eight_bit
-from fedbe.errors import DataError, RunError
+from fedbe.errors import DataError, FedBEError, RunError
 from fedbe.experiment.federation import Federation, ModelSpec, is_image, is_shipped
-from fedbe.experiment.run_folder import MODEL_FILE, write_model
+from fedbe.experiment.run_folder import MODEL_FILE, read_recipe, write_model
 from fedbe.experiment.tensor_files import UNREADABLE, part, read_tensors
 
 
@@ -106,8 +107,10 @@ def save(folder: Path, members: Sequence[Member], layout: Layout, federation: Fe
     for i, member in enumerate(members):
         prefix = f"member{i}." if len(members) > 1 else ""
         tensors |= {prefix + name: t for name, t in layout.with_frozen(layout.unpack(member.state)).items()}
+    # A model file names no code: that of a model of the user is in the recipe.
+    spec = federation.model if is_shipped(federation.model.name) else replace(federation.model, name="", settings={})
     header = {
-        "model": asdict(federation.model),
+        "model": asdict(spec),
         "classes": list(federation.classes),
         "mean": federation.train.mean.tolist(),
         "std": federation.train.std.tolist(),
@@ -132,11 +135,13 @@ def load_trained_model(folder: str | Path) -> TrainedModel:
         raise RunError(f"{folder} has no {MODEL_FILE}: it is not a run folder, or the run is not finished ({resume})")
     try:
         header, tensors = read_tensors(path)
-        model = header["model"]
-        spec = ModelSpec(model["name"], model["classes"], _shape(model["shape"]), model["settings"])
+        spec = _spec(Path(folder), header["model"])
         module = _module(spec, tensors, header["members"], header.get("vote", "mean"))
+    except FedBEError:
+        raise
     except UNREADABLE as error:
-        raise RunError(f"{path} cannot be read: {error}") from error
+        advice = f"`fedbe resume {shlex.quote(str(folder))}` writes it again, if the checkpoints are there"
+        raise RunError(f"{path} is damaged ({error}): {advice}") from error
     except RuntimeError as error:
         problem = str(error).splitlines()[-1].strip()
         raise RunError(f"{path} does not fit '{spec.name}' as it is now: {problem}") from error
@@ -156,11 +161,23 @@ def _shape(value: Any) -> Shape:
     return tuple(tuple(size) if isinstance(size, list) else size for size in value)
 
 
-def load_model(folder: str | Path) -> nn.Module:
+def _spec(folder: Path, model: Mapping[str, Any]) -> ModelSpec:
+    """The architecture: a network of fedbe, or the function that the recipe names. What a file names is not run."""
+    name, settings = model["name"], model["settings"]
+    if not name or not is_shipped(name):
+        recipe = read_recipe(folder).model
+        if is_shipped(recipe.name):
+            raise RunError(f"{folder / MODEL_FILE} needs a model of the user, but the recipe names '{recipe.name}'")
+        name, settings = recipe.name, recipe.settings()
+    return ModelSpec(name, model["classes"], _shape(model["shape"]), settings)
+
+
+def load_model(folder: str | Path, *, trust: bool = False) -> nn.Module:
     """Load the final model of a run as a module in evaluation mode.
 
     Args:
         folder: The run folder.
+        trust: Whether the function that the recipe names as its model may come from outside the current directory.
 
     Returns:
         The module. It takes normalised inputs and returns logits [N, classes].
@@ -168,6 +185,8 @@ def load_model(folder: str | Path) -> nn.Module:
     Raises:
         RunError: The run has no final model, or the file does not fit the architecture.
     """
+    if trust:
+        plugins.trust()
     return load_trained_model(folder).module
 
 

@@ -1,5 +1,6 @@
-"""Models and vectors as named tensors in one safetensors file with a JSON header."""
+"""Models and vectors as named tensors in one safetensors file with a JSON header and a checksum of all content."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,23 +14,46 @@ from torch import Tensor
 from fedbe.core.files import write_atomic
 from fedbe.core.state import ModelState
 
-# What `read_tensors` raises for a missing or damaged file.
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError)
+# What `read_tensors`, and reading its results, raise for a missing or damaged file.
+UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, safetensors.SafetensorError
+)  # fmt: skip
+CHECKSUM = "sha256"
 
 
-def write_tensors(path: Path, header: object, tensors: Mapping[str, Tensor]) -> None:
-    """Write one safetensors file, whole or not at all. Without a header (None) it holds only the tensors."""
+def write_tensors(path: Path, header: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> None:
+    """Write one safetensors file, whole or not at all. Without a header (None) it holds tensors and a checksum."""
     # safetensors refuses tensors that share memory, as a member and the model may.
     separate = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    metadata = None if header is None else {"fedbe": json.dumps(header)}
+    digest = _digest(header, separate)
+    # One entry of metadata: safetensors writes several in any order, and equal runs must write equal bytes.
+    metadata = {CHECKSUM: digest} if header is None else {"fedbe": json.dumps({**header, CHECKSUM: digest})}
     write_atomic(path, safetensors.torch.save(separate, metadata))
 
 
-def read_tensors(path: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Read the header and the tensors of a file; raises `UNREADABLE` if that is not possible."""
+def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read the header and the tensors of a file, and compare them with the checksum (older files have none).
+
+    Raises:
+        UNREADABLE: The file is missing or damaged.
+    """
     with safetensors.safe_open(path, framework="pt") as file:
-        header = json.loads(file.metadata()["fedbe"])
-        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header = dict(json.loads(file.metadata()["fedbe"]))
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    digest = header.pop(CHECKSUM, None)
+    if digest is not None and digest != _digest(header, tensors):
+        raise ValueError("its content does not match its checksum")
+    return header, tensors
+
+
+def _digest(header: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the header and over name, type, shape and bytes of every tensor."""
+    content = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        content.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        content.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()
 
 
 def tensors_of(prefix: str, state: ModelState) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ import torch
 import torch.multiprocessing  # teaches pipes to hand over tensors in shared memory
 from torch import Tensor
 
+from fedbe.core import plugins
 from fedbe.core.compute import Plan
 from fedbe.core.model_runner import ModelRunner
 from fedbe.errors import FedBEError, ModelWarning, RunError
@@ -269,6 +270,7 @@ def _serve(pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", ModelWarning)  # the main process has tried the model and warned
+    plugins.trust()  # the parent has checked what it sends
     keep_freed_memory()
     federation: Federation | None = None
     runner: ModelRunner | None = None
