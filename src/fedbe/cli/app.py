@@ -72,7 +72,7 @@ def main(interrupt: "signal._HANDLER | None" = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     if issubclass(category, RunWarning | ModelWarning):
         err.print(f"fedbe: {message}")
 
