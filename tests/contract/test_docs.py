@@ -6,6 +6,8 @@ from pkgutil import resolve_name
 
 import pytest
 
+from fedbe.algorithms.methods import get_method
+
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "results/README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
@@ -33,6 +35,15 @@ def test_every_name_of_the_reference_exists():
     assert names
     for name in names:
         assert resolve_name(name).__doc__, f"{name} has no docstring"
+
+
+def test_the_settings_of_other_programs_are_settings_of_ours():
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/others.md").read_text(encoding="utf-8"), re.S)
+    names: dict[str, dict[str, dict[str, object]]] = {}
+    exec(code[1], names)  # noqa: S102
+    assert len(names["OTHERS"]) == 6
+    for settings in names["OTHERS"].values():
+        assert get_method("fedbe", **settings) != get_method("fedbe")
 
 
 def test_every_page_is_in_the_navigation():
