@@ -75,6 +75,7 @@ class Study(BaseModel):
             analysis.{models}.ECE, where {axis} stands for the cell's value. A table has one path for each value of
             the columns, or for single cells.
         measured: What the numbers are.
+        unit: percent (a number of a record is multiplied by 100) or seconds.
         without: Cells that the paper leaves out.
         paper: cell -> [mean, std] or [mean], in percent. A cell is named by its values, joined by "/".
         cpu: The limits of the scale `cpu`.
@@ -93,6 +94,7 @@ class Study(BaseModel):
     analysis: str = ""
     metric: str | dict[str, str] = "test.accuracy"
     measured: str = "test accuracy in percent"
+    unit: Literal["percent", "seconds"] = "percent"
     without: tuple[str, ...] = ()
     paper: dict[str, tuple[float, ...]] = {}
     cpu: ScaleLimits = ScaleLimits()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedbe.analysis import calibration, features, simplex
+from fedbe.analysis import calibration, features, server_costs, simplex
 from fedbe.analysis.runs import Run, read_run
 from fedbe.core.files import write_json
 from fedbe.errors import FedBEError, RunError, SettingError, nearest
@@ -30,11 +30,11 @@ class Analysis:
 
     Attributes:
         measure: A finished run -> JSON: numbers, and what the picture needs. A part that is missing is a sentence.
-        chart: The picture of the runs of one seed.
+        chart: The picture of the runs of one seed; None for no picture.
     """
 
     measure: Callable[[Run, Executor], Result]
-    chart: Callable[[Measured], Chart]
+    chart: Callable[[Measured], Chart] | None = None
 
 
 def _first_simplex(measured: Measured) -> Chart:
@@ -46,6 +46,7 @@ ANALYSES: Mapping[str, Analysis] = {
     "triangle": Analysis(simplex.measure, _first_simplex),
     "confidence": Analysis(calibration.measure, lambda measured: calibration_chart(measured, NAMES)),
     "features": Analysis(features.measure, lambda measured: features_chart(measured, NAMES)),
+    "server-costs": Analysis(server_costs.measure),
 }
 
 
@@ -95,7 +96,9 @@ def _missing(study: Study, study_runs: Sequence[StudyRun], results: Results) -> 
 
 
 def _charts(analysis: Analysis, study_runs: Sequence[StudyRun], results: Results) -> list[Chart]:
-    """The picture of the first seed."""
+    """The picture of the first seed, if the analysis has one."""
+    if analysis.chart is None:
+        return []
     first = min((study_run.seed for study_run in study_runs), default=0)
     folders = dict.fromkeys(study_run.folder for study_run in study_runs if study_run.seed == first)
     measured = [result for folder in folders if not isinstance(result := results[folder], str)]

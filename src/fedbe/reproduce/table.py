@@ -24,19 +24,21 @@ class CellResult:
 
     Attributes:
         cell: The cell.
-        by_seed: seed -> our value in percent, for finished runs.
+        by_seed: seed -> our value in the study's unit, for finished runs.
         paper: The paper's mean and standard deviation, as far as it gives them.
         under_way: A phrase for each run that is not finished.
+        decimals: How many decimals of our numbers are shown.
     """
 
     cell: Cell
     by_seed: Mapping[int, float]
     paper: tuple[float, ...]
     under_way: tuple[str, ...] = ()
+    decimals: int = 1
 
     @property
     def ours(self) -> tuple[float, ...]:
-        """Our values in percent, one for each finished seed."""
+        """Our values, one for each finished seed."""
         return tuple(self.by_seed.values())
 
     @property
@@ -44,8 +46,8 @@ class CellResult:
         """Our mean ± standard deviation and number of seeds."""
         if not self.ours:
             return "–"
-        spread = f" ± {stdev(self.ours):.1f}" if len(self.ours) > 1 else ""
-        return f"{mean(self.ours):.1f}{spread} (n={len(self.ours)})"
+        spread = f" ± {stdev(self.ours):.{self.decimals}f}" if len(self.ours) > 1 else ""
+        return f"{mean(self.ours):.{self.decimals}f}{spread} (n={len(self.ours)})"
 
     @property
     def paper_text(self) -> str:
@@ -55,7 +57,7 @@ class CellResult:
     @property
     def difference(self) -> str:
         """Our mean minus the paper's."""
-        return f"{mean(self.ours) - self.paper[0]:+.1f}" if self.ours and self.paper else "–"
+        return f"{mean(self.ours) - self.paper[0]:+.{self.decimals}f}" if self.ours and self.paper else "–"
 
 
 def collect(study: Study, runs: Sequence[StudyRun]) -> list[CellResult]:
@@ -74,18 +76,19 @@ def collect(study: Study, runs: Sequence[StudyRun]) -> list[CellResult]:
         else:
             last = len(records) + run_folder.rounds_left(run.folder)
             phrases.append(f"seed {run.seed}: {number:.1f} after round {len(records)} of {last}")
+    decimals = 1 if study.unit == "percent" else 2
     return [
-        CellResult(cell, values, study.paper.get("/".join(cell), ()), tuple(under_way[cell]))
+        CellResult(cell, values, study.paper.get("/".join(cell), ()), tuple(under_way[cell]), decimals)
         for cell, values in by_seed.items()
     ]
 
 
 def _last_number(study: Study, run: StudyRun, records: Sequence[Record]) -> float | None:
-    """The study's metric after the last round, in percent; None if it was not measured."""
+    """The study's metric after the last round, in its unit; None if it was not measured."""
     defaults = dict.fromkeys(("test", "test_ensemble"), "not measured")
     record = {**defaults, **records[-1], "analysis": study_analysis.read(run.folder) or "not made yet"}
     number = study_analysis.look_up(record, study.metric_for(run.cell))
-    return None if isinstance(number, str) else 100 * float(number)
+    return None if isinstance(number, str) else (100 if study.unit == "percent" else 1) * float(number)
 
 
 def markdown(
