@@ -31,6 +31,7 @@ ADVICE = (
 TOLERANCE = {"batch norm": 1e-3}  # measured between AVX2 and AVX-512: 1.4e-4 there, below 1e-6 elsewhere
 
 SMALL = (
+    "variant=paper",
     "training.rounds=2",
     "training.epochs=2",
     "training.one_round_epochs=3",
@@ -56,6 +57,7 @@ IMAGES = (
 )
 # name: recipe, method, changes
 CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {name: ("digits", name, SMALL) for name in METHODS} | {
+    "auto": ("digits", "fedbe", (*SMALL, "variant=auto")),
     "released": ("digits", "fedbe", (*SMALL, "variant=released")),
     "released recipe": (
         "digits",

@@ -241,3 +241,25 @@ def test_only_unfinished_runs_of_the_released_program_are_refused() -> None:
 
     assert numerics() == numerics("variant=tuned") == str(NUMERICS_VERSION)
     assert numerics("variant=released") == numerics("training.schedule=released") == "1, released 2"
+
+
+def test_validation_images_are_training_images_and_the_test_images_stay_unused() -> None:
+    plain, chosen = load_recipe("digits"), load_recipe("digits", ["data.validation=100"])
+    before, federation = prepare(plain, 0), prepare(chosen, 0)
+    assert len(federation.test) == 100
+    used = sum(map(len, federation.clients)) + len(federation.server or ())
+    assert used == sum(map(len, before.clients)) + len(before.server or ()) - 100
+    assert federation.test_labels.bincount().min() >= 9  # stratified
+    assert prepare(chosen, 1).test_labels.equal(federation.test_labels)  # the same for every seed
+    with pytest.raises(RecipeError, match="validation"):
+        prepare(load_recipe("digits", ["data.validation=2000"]), 0)
+
+
+def test_the_identity_leaves_out_settings_at_their_default() -> None:
+    federation = prepare(load_recipe("digits"), 0)
+
+    def recipe_part(*changes: str) -> str:
+        return identity(load_recipe("digits", changes), "fedbe", 0, "float32", federation)["recipe"]
+
+    assert recipe_part("data.validation=0", "evaluation.every=1") == recipe_part()
+    assert recipe_part("data.validation=1") != recipe_part()

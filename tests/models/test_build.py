@@ -86,6 +86,13 @@ def test_the_depth_study_adds_padded_convolutions(extra):
     assert deeper(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
 
 
+def test_a_smaller_padded_convnet_takes_smaller_images():
+    # 24·27+24, 48·24·9+48, 48·48·9+48; 4×4 positions of 48 channels are left: 768·64+64, 64·10+10
+    small = build("convnet", 10, (3, 16, 16), generator(0), widths=(24, 48, 48), padding=1)
+    assert _size(small) == 672 + 10_416 + 20_784 + 49_216 + 650
+    assert small(torch.zeros(1, 3, 16, 16)).shape == (1, 10)
+
+
 def test_resnet_shortcuts_have_no_parameters_and_pad_the_channels():
     module = build("resnet20", 10, (3, 32, 32), generator(0))
     block = next(m for m in module.modules() if getattr(m, "grown", 0) == 16)
@@ -145,6 +152,8 @@ def test_weights_are_xavier_uniform_and_biases_zero(name):
         (("resnet20", 10, (3, 32, 32)), {"norm": "grp"}, "did you mean 'group'"),
         (("resnet20", 10, (3, 32, 32)), {"norms": "group"}, "did you mean 'norm'"),
         (("convnet", 10, (3, 32, 32)), {"extra_layers": -1}, "`extra_layers` must be >= 0"),
+        (("convnet", 10, (3, 32, 32)), {"widths": [8, 8]}, "`widths` must be three numbers"),
+        (("convnet", 10, (3, 32, 32)), {"padding": 2}, "`padding` 0 or 1"),
         (("mlp", 10, (2,)), {"hidden": (0,)}, "`hidden` must be widths >= 1"),
         (("mlp", 10, (2,)), {"hidden": 5}, "cannot be made with hidden = 5"),
         (("convnet", 10, (3, 32, 32)), {"extra_layers": "2"}, "cannot be made with extra_layers"),

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedbe.algorithms.methods import Method, get_method
+from fedbe.algorithms.methods import DEFAULT_VARIANT, Method, get_method
 from fedbe.algorithms.server.context import Context, StepInfo
 from fedbe.algorithms.server.guard import SetAside, printable
 from fedbe.algorithms.server.influence import Capped
@@ -60,6 +60,10 @@ class RoundInfo:
                 rows.append((name, f"accuracy {metrics.accuracy:.3f}, nll {metrics.nll:.3f}"))
         if not self.step.channels_last:
             rows.append(("memory layout", "contiguous"))  # not channels-last: see `ModelRunner.choose_memory_format`
+        if (gate := self.step.gate) is not None:
+            kept = "student" if gate.accepted else "average"
+            scores = f"average {gate.average:.3f}, student {gate.student:.3f}"
+            rows.append(("gate", f"the {kept} stays; agreement with the vote: {scores}; lr {gate.lr:.2g}"))
         rows.append(("seconds", ", ".join(f"{k} {v:.2f}" for k, v in self.step.seconds.items())))
         return "\n".join(f"{name:<14}{printable(value)}" for name, value in rows)  # ids are the clients' words
 
@@ -93,7 +97,7 @@ class Server:
         plan: precision and memory layout.
         output: which part of the model's output are the logits, a name or a position. Default: a tensor as it is,
             `logits` of a dict or a Hugging Face `ModelOutput`, the first entry of a tuple.
-        variant: paper; released, the forms of the authors' program; or tuned (docs/variants.md).
+        variant: auto; paper; released, the forms of the authors' program; or tuned (docs/variants.md).
         **settings: of the method, by name: num_samples=20, members="SA" … `server.method.settings()` lists them.
 
     Attributes:
@@ -135,7 +139,7 @@ class Server:
         client_weights: ClientWeights = "reported",
         plan: Plan | None = None,
         output: str | int | None = None,
-        variant: str = "paper",
+        variant: str = DEFAULT_VARIANT,
         **settings: Any,
     ) -> None:
         if isinstance(augment, bool):  # the method has a setting of the same name
@@ -395,7 +399,7 @@ def server(name: str, model: nn.Module, **options: Any) -> Server:
 
 def _method(method: str | Method, variant: str, settings: Mapping[str, Any]) -> Method:
     if isinstance(method, Method):
-        if variant != "paper":
+        if variant != DEFAULT_VARIANT:
             raise SettingError("`variant` works only with a method's name; a Method already has its settings")
         return method.with_settings(settings)
     if not isinstance(method, str):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -111,6 +111,10 @@ class DistillSettings:
             raise SettingError("`distill_until` needs to know how many rounds there will be: give `rounds`")
         # 0.3 · R in floating point can fall on the wrong side of a round.
         return round - 1 < self.distill_until * rounds - 1e-9
+
+    def scaled(self, factor: float) -> "DistillSettings":
+        """The same settings with all step sizes multiplied by `factor`."""
+        return replace(self, distill_lr=self.distill_lr * factor, distill_lr_min=self.distill_lr_min * factor)
 
     def swa_schedule(self, total_steps: int) -> SWASchedule | None:
         """The SWA schedule for a distillation of `total_steps`; None for other optimizers."""

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 from fedbe import data
 from fedbe.data import Task
-from fedbe.experiment.federation import divide
+from fedbe.experiment.federation import divide, with_validation
 from fedbe.experiment.recipe import Recipe
 
 Counts = tuple[tuple[int, ...], ...]
@@ -18,6 +18,6 @@ def load_task(source: str) -> Task:
 
 def split_counts(recipe: Recipe, seed: int) -> tuple[Counts, tuple[str, ...]]:
     """Training examples by client and class, and the names of the classes, computed again from the recipe."""
-    train = load_task(recipe.data.source).train
+    train = with_validation(recipe, load_task(recipe.data.source)).train
     counts = divide(recipe, train, seed).counts(train.labels, len(train.classes)).tolist()
     return tuple(map(tuple, counts)), train.classes

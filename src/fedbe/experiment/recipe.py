@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedbe.algorithms.client.lr_schedule import SCHEDULES
 from fedbe.algorithms.ensemble import EnsembleSettings
-from fedbe.algorithms.methods import METHODS, VARIANTS, Method, check_kind, get_method
+from fedbe.algorithms.methods import DEFAULT_VARIANT, METHODS, Method, check_kind, get_method, variant_settings
 from fedbe.errors import SettingError, nearest
 
 Count = Annotated[int, Field(ge=1)]
@@ -27,6 +27,8 @@ class Data(Section):
         server: How many training examples are set apart as the server's unlabeled data.
         unlabeled: Another source for the server's data; the `server` examples then stay unused.
         unlabeled_size: How many examples of the server's data are used; default: all.
+        validation: How many training examples are measured instead of the test data, to choose settings without
+            looking at the test data. They are the same for every seed.
         pad: Augmentation of images: padding in pixels before a random crop.
         flip: Augmentation of images: random horizontal flips.
         mean: The mean of each channel, for normalisation; default: computed from the training data.
@@ -37,6 +39,7 @@ class Data(Section):
     server: Annotated[int, Field(ge=0)] = 300
     unlabeled: str | None = None
     unlabeled_size: Count | None = None
+    validation: Annotated[int, Field(ge=0)] = 0
     pad: Annotated[int, Field(ge=0)] = 0
     flip: bool = False
     mean: tuple[float, ...] | None = None
@@ -153,7 +156,7 @@ class Recipe(Section):
         name: The name of the recipe; it goes into the names of run folders.
         summary: One line for `fedbe recipes`.
         method: The method of `fedbe run`.
-        variant: A named set of settings: paper, released or tuned. Settings of the recipe win over it.
+        variant: A named set of settings: auto, paper, released or tuned. Settings of the recipe win over it.
         data: The data set and the server's unlabeled data.
         split: How the training data is divided among clients.
         model: The network.
@@ -167,7 +170,7 @@ class Recipe(Section):
     name: str = "unnamed"
     summary: str = ""
     method: str = "fedbe"
-    variant: str = "paper"
+    variant: str = DEFAULT_VARIANT
     data: Data = Data()
     split: Split = Split()
     model: Model = Model()
@@ -217,7 +220,7 @@ class Recipe(Section):
             method: The method; its settings win over the recipe's.
             changes: Settings of `EnsembleSettings` that win over both.
         """
-        values = {**VARIANTS[self.variant], **self.settings, **method.settings(), **changes}
+        values = {**variant_settings(method.name, self.variant), **self.settings, **method.settings(), **changes}
         return EnsembleSettings(**{f.name: values[f.name] for f in fields(EnsembleSettings) if f.name in values})
 
     def method_for(self, name: str | None = None) -> Method:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
 from torch import Tensor
 
@@ -151,6 +152,8 @@ def _server_record(info: StepInfo) -> Record:
         record["disagreement"] = info.disagreement
     if not info.channels_last:
         record["memory_layout"] = "contiguous"
+    if info.gate is not None:
+        record["gate"] = asdict(info.gate) | {"accepted": info.gate.accepted}
     if info.left_out:
         record["left_out"] = list(info.left_out)
     if info.members:

@@ -164,11 +164,11 @@ class Study(BaseModel):
         return True
 
     def recipe_for(self, cell: Cell, scale: Scale) -> Recipe:
-        """The recipe of a cell: the base, then the cell's changes, then the scale's changes."""
+        """The recipe of a cell: the base with the paper's variant, then the cell's changes, then the scale's."""
         changes = [change for change in self._cell_changes(cell) if not change.startswith("recipe=")]
         if scale == "smoke" and not self._is_embedded(cell):
             changes = _without_real_data(changes)
-        return load_recipe(self.base_recipe(cell), [*changes, *self.scale_changes(cell, scale)])
+        return load_recipe(self.base_recipe(cell), ["variant=paper", *changes, *self.scale_changes(cell, scale)])
 
     def base_recipe(self, cell: Cell) -> str:
         """The name of the recipe that a cell starts from."""

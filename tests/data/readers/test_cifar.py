@@ -110,3 +110,13 @@ def test_a_python_file_with_other_content_is_refused(tmp_path, cifar_binary):
     )
     with pytest.raises(DataError, match=r"data_batch_2 must have `data`"):
         load_task("cifar10", root=tmp_path)
+
+
+def test_16px_images_are_means_of_four_pixels(tmp_path, cifar_binary):
+    made = cifar_binary(tmp_path / "cifar-10-batches-bin", "cifar10")
+    task = load_task("cifar10-16px", root=tmp_path)
+    labels, images = made["test_batch"]
+    assert task.test.inputs.shape == (4, 16, 16, 3)
+    assert task.test.labels.tolist() == labels.tolist()
+    block = images[2, 6:8, 10:12, 1].astype(int)
+    assert int(task.test.inputs[2, 3, 5, 1]) == (block.sum() + 2) // 4

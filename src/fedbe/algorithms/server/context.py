@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedbe.algorithms.ensemble import EnsembleSettings, fit_posterior, list_members, sample_models
+from fedbe.algorithms.gate import Judgement
 from fedbe.algorithms.vote import Member, MemberReport, Predictor, Vote, local_predictor
 from fedbe.core.inputs import Inputs
 from fedbe.core.metrics import Metrics
@@ -29,6 +30,7 @@ class StepInfo:
         left_out: names of members whose predictions were not finite.
         disagreement: how often two members, drawn at random, name different classes.
         ensemble, average, student: metrics of the vote, of the average and of the distilled model.
+        gate: whether the student replaced the average, and why; None if nothing was judged.
         seconds: time by phase.
         channels_last: False if the model does not take channels-last and so computes in the plain memory layout.
     """
@@ -39,6 +41,7 @@ class StepInfo:
     ensemble: Metrics | None = None
     average: Metrics | None = None
     student: Metrics | None = None
+    gate: Judgement | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     channels_last: bool = True
 

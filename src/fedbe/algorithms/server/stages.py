@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from fedbe.algorithms.distillation import DistillSettings, distill, sharpen
 from fedbe.algorithms.ensemble import EnsembleSettings, list_members
+from fedbe.algorithms.gate import GATE_MEMORY, GateSettings, GateState, judge
 from fedbe.algorithms.past import past_sizes, recall, remember
 from fedbe.algorithms.server.context import Context, Draft, Round
 from fedbe.algorithms.vote import Member, Vote, get_vote_rule, predict, vote
+from fedbe.core.inputs import Inputs, SubsetInputs
 from fedbe.core.metrics import compute_metrics
 from fedbe.core.moments import weighted_mean
 from fedbe.core.state import Layout, ModelState
@@ -51,7 +53,7 @@ class Stage(ABC):
         """What the stage keeps between rounds: the length of each vector, by name."""
         return {}
 
-    def voting_ensemble(self, context: Context) -> EnsembleSettings | None:  # noqa: ARG002
+    def voting_ensemble(self, draft: Draft, context: Context) -> EnsembleSettings | None:  # noqa: ARG002
         """The ensemble that this stage makes in this round, if it makes one."""
         return None
 
@@ -156,7 +158,7 @@ class KeepMembers(Stage):
     def needs_unlabeled(self, module: nn.Module) -> bool:
         return self.ensemble.needs_unlabeled(module)
 
-    def voting_ensemble(self, context: Context) -> EnsembleSettings:  # noqa: ARG002
+    def voting_ensemble(self, draft: Draft, context: Context) -> EnsembleSettings:  # noqa: ARG002
         return self.ensemble
 
     def __call__(self, draft: Draft, round: Round) -> Draft:
@@ -170,17 +172,19 @@ class Distill(Stage):
     Attributes:
         ensemble: who votes, and how votes are combined.
         distillation: how the student learns.
+        gating: who decides whether the student replaces the average.
     """
 
     replaces_model: ClassVar[bool] = True
 
     ensemble: EnsembleSettings = field(default_factory=EnsembleSettings)
     distillation: DistillSettings = field(default_factory=DistillSettings)
+    gating: GateSettings = field(default_factory=GateSettings)
 
     @property
     def result(self) -> str:
-        """A student, or, where only some rounds distil, just a model."""
-        return "model" if self.needs_rounds else "student"
+        """A student, or, where not every round ends with one, just a model."""
+        return "model" if self.needs_rounds or self.gating.is_on else "student"
 
     @property
     def needs_rounds(self) -> bool:
@@ -190,38 +194,70 @@ class Distill(Stage):
         return True
 
     def memory_sizes(self, layout: Layout) -> dict[str, int]:
-        return past_sizes(self.ensemble.num_past, layout) if self.ensemble.has_past else {}
+        past = past_sizes(self.ensemble.num_past, layout) if self.ensemble.has_past else {}
+        return past | (dict.fromkeys(GATE_MEMORY, 1) if self.gating.is_on else {})
 
-    def voting_ensemble(self, context: Context) -> EnsembleSettings | None:
-        votes = self.distillation.targets == "ensemble"
-        return self.ensemble if votes and self.distillation.is_active(context.round, context.rounds) else None
+    def voting_ensemble(self, draft: Draft, context: Context) -> EnsembleSettings | None:
+        votes = self.distillation.targets == "ensemble" and self._is_active(draft, context)
+        return self.ensemble if votes else None
+
+    def _is_active(self, draft: Draft, context: Context) -> bool:
+        rests = self.gating.is_on and GateState.of(draft.memory).rest > 0
+        return not rests and self.distillation.is_active(context.round, context.rounds)
 
     def __call__(self, draft: Draft, round: Round) -> Draft:
         context = round.context
         inputs = context.unlabeled()
         if self.ensemble.has_past:
             draft = replace(draft, memory=remember(self.ensemble.num_past, draft.memory, draft.state))
-        if not self.distillation.is_active(context.round, context.rounds):
-            return draft
-        if self.distillation.targets == "labels":
-            targets = self._true_labels(draft, round)
-        else:
-            posterior = round.fit_posterior(self.ensemble)
-            samples = round.sample_models(self.ensemble, posterior)
-            teacher = self._vote(samples, draft, round)
-            targets = sharpen(teacher.probabilities, self.distillation.sharpening)
+        if not self._is_active(draft, context):
+            return self._rested(draft)
+        if self.distillation.targets == "labels":  # there is no vote to agree with, so no gate
+            labels = self._true_labels(draft, round)
+            return replace(draft, state=self._student(draft, round, inputs, labels, self.distillation))
+        posterior = round.fit_posterior(self.ensemble)
+        samples = round.sample_models(self.ensemble, posterior)
+        teacher = self._vote(samples, draft, round)
+        targets = sharpen(teacher.probabilities, self.distillation.sharpening)
+        if self.gating.is_on:
+            return self._gated(draft, round, teacher, targets)
+        return replace(draft, state=self._student(draft, round, inputs, targets, self.distillation))
+
+    def _rested(self, draft: Draft) -> Draft:
+        state = GateState.of(draft.memory)
+        return replace(draft, memory=state.rested().stored_in(draft.memory)) if state.rest else draft
+
+    def _gated(self, draft: Draft, round: Round, teacher: Vote, targets: Tensor) -> Draft:
+        """A student that learns from a part of the inputs, if it agrees more with the vote on the others."""
+        state, inputs = GateState.of(draft.memory), round.context.unlabeled()
+        settings = self.distillation.scaled(state.factor(self.gating))
+        learn, held_out = self.gating.held_out(len(inputs), round.context.generator("gate"))
+        student = self._student(draft, round, SubsetInputs(inputs, learn), targets[learn], settings)
+        with round.info.timed("gate"):
+            unseen = SubsetInputs(inputs, held_out)
+            average, learned = (predict(round.context.runner, s, unseen) for s in (draft.state, student))
+            judgement = judge(self.gating, average, learned, teacher.probabilities[held_out], settings.distill_lr)
+        round.info.gate = judgement
+        state = state.after(judgement.accepted, self.gating)
+        chosen = student if judgement.accepted else draft.state
+        return replace(draft, state=chosen, memory=state.stored_in(draft.memory))
+
+    def _student(
+        self, draft: Draft, round: Round, inputs: Inputs, targets: Tensor, settings: DistillSettings
+    ) -> ModelState:
+        context = round.context
         with round.info.timed("distill"):
             student = distill(
                 context.runner,
                 draft.state,
                 inputs,
                 targets,
-                self.distillation,
+                settings,
                 context.generator("distill"),
                 progress=context.phase_progress("distill"),
             )
         self._report(student, round)
-        return replace(draft, state=student)
+        return student
 
     def _vote(self, samples: Iterable[ModelState], draft: Draft, round: Round) -> Vote:
         past = recall(self.ensemble.num_past, draft.memory, draft.state)

@@ -1,0 +1,166 @@
+"""The gate: without a single label, decide whether the student replaces the average, and how large its steps are.
+
+A part of the server's inputs is kept out of the distillation. Afterwards, on these inputs, the gate asks who agrees
+more with the vote, the student or the average that it started from. If it is the average, the student has not learnt
+the vote: the average stays, and the next student takes smaller steps. When the smallest steps are refused too, the
+server rests, longer each time, and then tries again.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbe.errors import SettingError, check_option
+
+# (predictions [H, classes, …], the vote on the same inputs) -> a score; the higher score wins.
+Judge = Callable[[Tensor, Tensor], float]
+
+
+def agreement(prediction: Tensor, vote: Tensor) -> float:
+    """How often both name the same class: mean_j [argmax p_j = argmax v_j].
+
+    Args:
+        prediction: probabilities [H, classes, …].
+        vote: probabilities of the same shape.
+
+    Example:
+        >>> agreement(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([[0.6, 0.4], [0.8, 0.2]]))
+        0.5
+    """
+    return float((prediction.argmax(1) == vote.argmax(1)).double().mean())
+
+
+def soft_agreement(prediction: Tensor, vote: Tensor) -> float:
+    """The vote's probability of the class that the prediction names: mean_j v_j[argmax p_j].
+
+    If the vote is calibrated, this is the expected accuracy of the prediction. An input on which the vote is sure
+    counts more than one on which it hesitates.
+
+    Example:
+        >>> p, v = torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([[0.6, 0.4], [0.8, 0.2]])
+        >>> round(soft_agreement(p, v), 2)
+        0.4
+    """
+    return float(vote.gather(1, prediction.argmax(1, keepdim=True)).double().mean())
+
+
+# Every judge by its name: `--set settings.gate=NAME`. A new judge is a function and a row here.
+JUDGES: dict[str, Judge] = {"agreement": agreement, "soft-agreement": soft_agreement}
+GATE_MEMORY = ("gate_refusals", "gate_rest")
+
+
+@dataclass(frozen=True)
+class GateSettings:
+    """Whether a student is judged, and what follows from a refusal.
+
+    Attributes:
+        gate: off (every student replaces the average), or the judge: agreement, soft-agreement.
+        gate_share: the part of the server's inputs that is kept out of the distillation, drawn again in each round.
+        gate_backoff: after a refusal the next student's step sizes are multiplied by this.
+        gate_tries: after so many refusals in a row of smaller and smaller steps, the server rests.
+    """
+
+    gate: str = "off"
+    gate_share: float = 0.1
+    gate_backoff: float = 0.3
+    gate_tries: int = 3
+
+    def __post_init__(self) -> None:
+        check_option("gate", self.gate, ("off", *JUDGES))
+        for name in ("gate_share", "gate_backoff"):
+            if not 0 < getattr(self, name) < 1:
+                raise SettingError(f"`{name}` must be between 0 and 1, got {getattr(self, name)}")
+        if self.gate_tries < 1:
+            raise SettingError(f"`gate_tries` must be >= 1, got {self.gate_tries}")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether students are judged."""
+        return self.gate != "off"
+
+    def held_out(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The indices of `count` inputs to learn from, and those to judge on, both ascending.
+
+        Raises:
+            SettingError: if there are fewer than two inputs.
+        """
+        if count < 2:
+            raise SettingError(f"a gate needs two unlabeled inputs or more, got {count}: set `gate` to off")
+        size = min(max(1, round(self.gate_share * count)), count - 1)
+        order = torch.randperm(count, generator=generator)
+        return order[size:].sort().values, order[:size].sort().values
+
+
+@dataclass(frozen=True)
+class GateState:
+    """What the gate remembers between rounds.
+
+    Attributes:
+        refusals: how many refusals the next step sizes answer to.
+        rest: how many rounds are left without a distillation.
+
+    Example:
+        >>> settings, state = GateSettings(gate="agreement", gate_tries=1), GateState()
+        >>> state = state.after(False, settings)          # refused: smaller steps
+        >>> state.factor(settings), state.rest
+        (0.3, 0)
+        >>> state = state.after(False, settings)          # refused again: rest one round, then try again
+        >>> state.rest, state.after(False, settings).rest  # and two rounds, and four …
+        (1, 2)
+    """
+
+    refusals: int = 0
+    rest: int = 0
+
+    @classmethod
+    def of(cls, memory: Mapping[str, Tensor]) -> "GateState":
+        """The state in the server's memory; a fresh one if there is none."""
+        return cls(*(int(memory[name]) if name in memory else 0 for name in GATE_MEMORY))
+
+    def stored_in(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The server's memory with this state in it."""
+        values = (self.refusals, self.rest)
+        return {**memory, **{n: torch.tensor([float(v)]) for n, v in zip(GATE_MEMORY, values, strict=True)}}
+
+    def factor(self, settings: GateSettings) -> float:
+        """What the step sizes are multiplied by: backoff^refusals, but not below backoff^tries."""
+        return settings.gate_backoff ** min(self.refusals, settings.gate_tries)
+
+    def rested(self) -> "GateState":
+        """The state after a round of rest."""
+        return GateState(self.refusals, self.rest - 1)
+
+    def after(self, accepted: bool, settings: GateSettings) -> "GateState":
+        """The state after a student was accepted or refused. A rest doubles with every refused try after it."""
+        if accepted:
+            return GateState(min(self.refusals, settings.gate_tries), 0)
+        refusals = self.refusals + 1
+        beyond = refusals - settings.gate_tries
+        return GateState(refusals, 2 ** (min(beyond, 16) - 1) if beyond > 0 else 0)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the gate decided in one round.
+
+    Attributes:
+        average, student: their scores on the inputs that were kept out.
+        lr: the step size at which the student learned.
+        accepted: whether the student replaced the average.
+    """
+
+    average: float
+    student: float
+    lr: float
+
+    @property
+    def accepted(self) -> bool:
+        return self.student > self.average
+
+
+def judge(settings: GateSettings, average: Tensor, student: Tensor, vote: Tensor, lr: float) -> Judgement:
+    """Compare two predictions [H, classes, …] with the vote on the inputs that were kept out."""
+    score = JUDGES[settings.gate]
+    return Judgement(score(average, vote), score(student, vote), lr)

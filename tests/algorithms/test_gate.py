@@ -1,0 +1,164 @@
+"""The gate without labels: scores worked out by hand, backing off and resting, and the stage that uses it."""
+
+import pytest
+import torch
+from torch import nn
+
+import fedbe
+from fedbe import ClientUpdate
+from fedbe.algorithms.gate import GateSettings, GateState, agreement, judge, soft_agreement
+from fedbe.algorithms.methods import get_method
+from fedbe.algorithms.server.context import Context, Draft, Round, StepInfo
+from fedbe.core.inputs import TensorInputs
+from fedbe.core.model_runner import ModelRunner
+from fedbe.errors import SettingError, StateError
+
+VOTE = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.3, 0.7]])
+ON = GateSettings(gate="agreement", gate_backoff=0.5, gate_tries=2)
+
+
+def one_hot(*classes):
+    return nn.functional.one_hot(torch.tensor(classes), 2).float()
+
+
+def test_agreement_counts_equal_first_choices():
+    assert agreement(one_hot(0, 0, 1, 0), VOTE) == 0.75
+
+
+def test_soft_agreement_is_the_votes_probability_of_the_choice():
+    assert soft_agreement(one_hot(0, 1, 1, 0), VOTE) == pytest.approx((0.9 + 0.4 + 0.8 + 0.3) / 4)
+
+
+def test_the_two_judges_can_differ():
+    """One differs on two inputs where the vote hesitates, the other on one where it is sure."""
+    vote = torch.tensor([[0.95, 0.05], [0.51, 0.49], [0.51, 0.49], [0.1, 0.9]])
+    hesitant, wrong = one_hot(0, 1, 1, 1), one_hot(1, 0, 0, 1)
+    assert agreement(wrong, vote) > agreement(hesitant, vote)
+    assert soft_agreement(wrong, vote) < soft_agreement(hesitant, vote)
+
+
+def test_a_tie_keeps_the_average():
+    assert not judge(ON, VOTE, VOTE, VOTE, lr=0.1).accepted
+
+
+def test_the_held_out_part_is_drawn_from_the_generator():
+    settings = GateSettings(gate_share=0.25)
+    learn, judged = settings.held_out(20, torch.Generator().manual_seed(1))
+    assert len(judged) == 5
+    assert sorted(torch.cat([learn, judged]).tolist()) == list(range(20))
+    again = settings.held_out(20, torch.Generator().manual_seed(1))[1]
+    other = settings.held_out(20, torch.Generator().manual_seed(2))[1]
+    assert torch.equal(again, judged)
+    assert not torch.equal(other, judged)
+
+
+def test_few_inputs_leave_one_for_each_side():
+    assert [len(part) for part in GateSettings().held_out(2, torch.Generator())] == [1, 1]
+    with pytest.raises(SettingError, match="two unlabeled inputs"):
+        GateSettings().held_out(1, torch.Generator())
+
+
+def test_steps_shrink_then_the_server_rests_longer_and_longer():
+    state, factors, rests = GateState(), [], []
+    for _ in range(5):
+        factors.append(state.factor(ON))
+        state = state.after(False, ON)
+        rests.append(state.rest)
+    assert factors == [1, 0.5, 0.25, 0.25, 0.25]
+    assert rests == [0, 0, 1, 2, 4]
+
+
+def test_an_accepted_student_ends_the_long_rests():
+    tired = GateState(refusals=7, rest=0)
+    assert tired.after(True, ON) == GateState(refusals=2, rest=0)
+    assert GateState(refusals=1).after(True, ON) == GateState(refusals=1)
+
+
+def test_a_rest_cannot_grow_without_end():
+    assert GateState(refusals=10**6).after(False, ON).rest == 2**15
+
+
+@pytest.mark.parametrize("wrong", [{"gate": "oracle"}, {"gate_share": 1.0}, {"gate_backoff": 0.0}, {"gate_tries": 0}])
+def test_settings_that_cannot_work(wrong):
+    with pytest.raises(SettingError, match=next(iter(wrong))):
+        GateSettings(**wrong)
+
+
+# The stage: a linear model of 2 inputs and 2 classes on a ring of points.
+ANGLES = torch.arange(40) * (2 * torch.pi / 40) + 0.01
+POINTS = torch.stack([ANGLES.cos(), ANGLES.sin()], 1)
+RIGHT = [[4.0, 0.0], [-4.0, 0.0]]  # class 0 where x > 0
+WRONG = [[-1.0, 0.0], [1.0, 0.0]]  # the opposite
+
+
+@pytest.fixture
+def step(state, update):
+    """Run the stage on three equal clients, from a draft."""
+
+    def run(draft, client=RIGHT, memory=(), **settings):
+        options = {"members": "C", "distill_lr": 0.5, "distill_lr_min": 0.5, "distill_epochs": 20, "gate": "agreement"}
+        stage = get_method("fedbe", "paper", **(options | settings)).stages[-1]
+        context = Context(ModelRunner(nn.Linear(2, 2, bias=False)), 0, 1, inputs=TensorInputs(POINTS))
+        round = Round([update(i, client) for i in range(3)], state([0.0] * 4), context, StepInfo())
+        return stage(Draft(state(draft), dict(memory)), round), round.info
+
+    return run
+
+
+def test_a_student_that_learns_the_vote_passes(step):
+    draft, info = step(WRONG)
+    assert info.gate.accepted
+    assert info.gate.average < 0.2 < 0.9 < info.gate.student
+    assert draft.state.params[0] > draft.state.params[2]  # it has turned around
+    assert GateState.of(draft.memory) == GateState()
+
+
+def test_a_student_made_worse_on_purpose_is_refused(step, state):
+    # The average already agrees with the vote everywhere, so no student can agree more.
+    draft, info = step(RIGHT)
+    assert not info.gate.accepted
+    assert torch.equal(draft.state.params, state(RIGHT).params)
+    assert GateState.of(draft.memory) == GateState(refusals=1)
+
+
+def test_without_a_gate_the_same_student_stays(step, state):
+    draft, info = step(RIGHT, gate="off")
+    assert info.gate is None
+    assert not torch.equal(draft.state.params, state(RIGHT).params)
+    assert draft.memory == {}
+
+
+def test_a_refusal_makes_the_next_steps_smaller(step):
+    memory = GateState(refusals=1).stored_in({})
+    assert step(WRONG, memory=memory, gate_backoff=0.3)[1].gate.lr == pytest.approx(0.15)
+
+
+def test_a_resting_server_neither_votes_nor_distils(step, state):
+    draft, info = step(WRONG, memory=GateState(refusals=4, rest=2).stored_in({}))
+    assert info.members == ()
+    assert torch.equal(draft.state.params, state(WRONG).params)
+    assert GateState.of(draft.memory) == GateState(refusals=4, rest=1)
+
+
+def test_labels_are_no_vote_so_nothing_is_judged(state, update):
+    stage = get_method("fedbe", "paper", targets="labels", gate="agreement").stages[-1]
+    labels = (POINTS[:, 0] < 0).long()
+    context = Context(ModelRunner(nn.Linear(2, 2, bias=False)), 0, 1, inputs=TensorInputs(POINTS), labels=labels)
+    round = Round([update(0, RIGHT)], state([0.0] * 4), context, StepInfo())
+    stage(Draft(state(WRONG), {}), round)
+    assert round.info.gate is None
+
+
+def test_a_server_saves_and_restores_the_gate():
+    module = nn.Linear(2, 2, bias=False)
+    server = fedbe.FedBE(module, unlabeled=POINTS, gate="agreement", members="C", distill_epochs=1)
+    start = {"weight": torch.tensor(RIGHT)}
+    server.aggregate(start, [ClientUpdate(start, 1)])
+    assert "gate" in str(server.info)
+    saved = server.state_dict()
+    assert saved["memory"]["gate_refusals"].tolist() == [1]
+    restored = fedbe.FedBE(module, unlabeled=POINTS, gate="agreement", members="C", distill_epochs=1)
+    restored.load_state_dict(saved)
+    assert GateState.of(restored.memory) == GateState(refusals=1)
+    with pytest.raises(StateError, match="gate_rest"):
+        restored.load_state_dict(saved | {"memory": {"gate_rest": torch.zeros(2)}})
