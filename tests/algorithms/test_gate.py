@@ -1,5 +1,7 @@
 """The gate without labels: scores worked out by hand, backing off and resting, and the stage that uses it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -22,19 +24,33 @@ def one_hot(*classes):
 
 
 def test_agreement_counts_equal_first_choices():
-    assert agreement(one_hot(0, 0, 1, 0), VOTE) == 0.75
+    assert agreement(one_hot(0, 0, 1, 0), VOTE).tolist() == [1, 1, 1, 0]
 
 
 def test_soft_agreement_is_the_votes_probability_of_the_choice():
-    assert soft_agreement(one_hot(0, 1, 1, 0), VOTE) == pytest.approx((0.9 + 0.4 + 0.8 + 0.3) / 4)
+    assert soft_agreement(one_hot(0, 1, 1, 0), VOTE).tolist() == pytest.approx([0.9, 0.4, 0.8, 0.3])
 
 
 def test_the_two_judges_can_differ():
     """One differs on two inputs where the vote hesitates, the other on one where it is sure."""
     vote = torch.tensor([[0.95, 0.05], [0.51, 0.49], [0.51, 0.49], [0.1, 0.9]])
     hesitant, wrong = one_hot(0, 1, 1, 1), one_hot(1, 0, 0, 1)
-    assert agreement(wrong, vote) > agreement(hesitant, vote)
-    assert soft_agreement(wrong, vote) < soft_agreement(hesitant, vote)
+    assert agreement(wrong, vote).mean() > agreement(hesitant, vote).mean()
+    assert soft_agreement(wrong, vote).mean() < soft_agreement(hesitant, vote).mean()
+
+
+def test_the_margin_is_a_standard_error_worked_out_by_hand():
+    # The student wins on two of four inputs and loses on one: d = (1, 1, −1, 0), mean 1/4, variance 3/4 − 1/16.
+    vote = one_hot(0, 0, 0, 0)
+    judgement = judge(ON, one_hot(1, 1, 0, 0), one_hot(0, 0, 1, 0), vote, lr=0.1)
+    assert (judgement.average, judgement.student) == (0.5, 0.75)
+    assert judgement.margin == pytest.approx((11 / 16) ** 0.5 / 2)
+    assert not judgement.accepted  # 0.25 is within 0.41
+    assert judge(replace(ON, gate_margin=0.5), one_hot(1, 1, 0, 0), one_hot(0, 0, 1, 0), vote, lr=0.1).accepted
+
+
+def test_a_student_that_only_wins_passes_any_margin():
+    assert judge(replace(ON, gate_margin=9.0), one_hot(1, 1), one_hot(0, 0), one_hot(0, 0), lr=0.1).accepted
 
 
 def test_a_tie_keeps_the_average():
@@ -78,7 +94,9 @@ def test_a_rest_cannot_grow_without_end():
     assert GateState(refusals=10**6).after(False, ON).rest == 2**15
 
 
-@pytest.mark.parametrize("wrong", [{"gate": "oracle"}, {"gate_share": 1.0}, {"gate_backoff": 0.0}, {"gate_tries": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"gate": "oracle"}, {"gate_share": 1.0}, {"gate_margin": -1.0}, {"gate_backoff": 0.0}, {"gate_tries": 0}]
+)
 def test_settings_that_cannot_work(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):
         GateSettings(**wrong)

@@ -1,9 +1,9 @@
 """The gate: without a single label, decide whether the student replaces the average, and how large its steps are.
 
 A part of the server's inputs is kept out of the distillation. Afterwards, on these inputs, the gate asks who agrees
-more with the vote, the student or the average that it started from. If it is the average, the student has not learnt
-the vote: the average stays, and the next student takes smaller steps. When the smallest steps are refused too, the
-server rests, longer each time, and then tries again.
+more with the vote, the student or the average that it started from. Unless the student does, by more than chance
+explains, it has not learnt the vote: the average stays, and the next student takes smaller steps. When the smallest
+steps are refused too, the server rests, longer each time, and then tries again.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,36 +14,35 @@ from torch import Tensor
 
 from fedbe.errors import SettingError, check_option
 
-# (predictions [H, classes, …], the vote on the same inputs) -> a score; the higher score wins.
-Judge = Callable[[Tensor, Tensor], float]
+# (predictions [H, classes, …], the vote on the same inputs) -> a score of each input [H, …]; the higher mean wins.
+Judge = Callable[[Tensor, Tensor], Tensor]
 
 
-def agreement(prediction: Tensor, vote: Tensor) -> float:
-    """How often both name the same class: mean_j [argmax p_j = argmax v_j].
+def agreement(prediction: Tensor, vote: Tensor) -> Tensor:
+    """1 where both name the same class, 0 elsewhere: [argmax p_j = argmax v_j].
 
     Args:
         prediction: probabilities [H, classes, …].
         vote: probabilities of the same shape.
 
     Example:
-        >>> agreement(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([[0.6, 0.4], [0.8, 0.2]]))
-        0.5
+        >>> agreement(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([[0.6, 0.4], [0.8, 0.2]])).tolist()
+        [1.0, 0.0]
     """
-    return float((prediction.argmax(1) == vote.argmax(1)).double().mean())
+    return (prediction.argmax(1) == vote.argmax(1)).double()
 
 
-def soft_agreement(prediction: Tensor, vote: Tensor) -> float:
-    """The vote's probability of the class that the prediction names: mean_j v_j[argmax p_j].
+def soft_agreement(prediction: Tensor, vote: Tensor) -> Tensor:
+    """The vote's probability of the class that the prediction names: v_j[argmax p_j].
 
-    If the vote is calibrated, this is the expected accuracy of the prediction. An input on which the vote is sure
-    counts more than one on which it hesitates.
+    An input on which the vote is sure counts more than one on which it hesitates.
 
     Example:
         >>> p, v = torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([[0.6, 0.4], [0.8, 0.2]])
-        >>> round(soft_agreement(p, v), 2)
-        0.4
+        >>> [round(score, 2) for score in soft_agreement(p, v).tolist()]
+        [0.6, 0.2]
     """
-    return float(vote.gather(1, prediction.argmax(1, keepdim=True)).double().mean())
+    return vote.gather(1, prediction.argmax(1, keepdim=True)).double().squeeze(1)
 
 
 # Every judge by its name: `--set settings.gate=NAME`. A new judge is a function and a row here.
@@ -57,21 +56,25 @@ class GateSettings:
 
     Attributes:
         gate: off (every student replaces the average), or the judge: agreement, soft-agreement.
+        gate_margin: how many standard errors the student must be above the average; 0: any difference counts.
         gate_share: the part of the server's inputs that is kept out of the distillation, drawn again in each round.
         gate_backoff: after a refusal the next student's step sizes are multiplied by this.
         gate_tries: after so many refusals in a row of smaller and smaller steps, the server rests.
     """
 
     gate: str = "off"
+    gate_margin: float = 1.0
     gate_share: float = 0.1
     gate_backoff: float = 0.3
-    gate_tries: int = 3
+    gate_tries: int = 1
 
     def __post_init__(self) -> None:
         check_option("gate", self.gate, ("off", *JUDGES))
         for name in ("gate_share", "gate_backoff"):
             if not 0 < getattr(self, name) < 1:
                 raise SettingError(f"`{name}` must be between 0 and 1, got {getattr(self, name)}")
+        if self.gate_margin < 0:
+            raise SettingError(f"`gate_margin` must be >= 0, got {self.gate_margin}")
         if self.gate_tries < 1:
             raise SettingError(f"`gate_tries` must be >= 1, got {self.gate_tries}")
 
@@ -146,21 +149,30 @@ class Judgement:
     """What the gate decided in one round.
 
     Attributes:
-        average, student: their scores on the inputs that were kept out.
+        average, student: their mean scores on the inputs that were kept out.
+        margin: by how much the student must be above the average.
         lr: the step size at which the student learned.
-        accepted: whether the student replaced the average.
     """
 
     average: float
     student: float
+    margin: float
     lr: float
 
     @property
     def accepted(self) -> bool:
-        return self.student > self.average
+        """Whether the student replaces the average."""
+        return self.student - self.average > self.margin
 
 
 def judge(settings: GateSettings, average: Tensor, student: Tensor, vote: Tensor, lr: float) -> Judgement:
-    """Compare two predictions [H, classes, …] with the vote on the inputs that were kept out."""
+    """Compare two predictions [H, classes, …] with the vote on the inputs that were kept out.
+
+    With d_j the student's score minus the average's on input j, the margin is `gate_margin` standard errors of the
+    mean of d: gate_margin · std(d)/√H.
+    """
     score = JUDGES[settings.gate]
-    return Judgement(score(average, vote), score(student, vote), lr)
+    of_average, of_student = score(average, vote), score(student, vote)
+    difference = of_student - of_average
+    error = float(difference.std(correction=0)) / difference.numel() ** 0.5
+    return Judgement(float(of_average.mean()), float(of_student.mean()), settings.gate_margin * error, lr)

@@ -276,7 +276,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "auto": {
         "members": "AC",
         "vote": "softened",
-        "sharpening": 4.0,
+        "sharpening": 3.0,
         "distill_lr": 0.03,
         "distill_lr_min": 0.012,
         "gate": "agreement",

@@ -61,7 +61,7 @@ def softened_vote(predictions: Iterable[Tensor]) -> Tensor:
     """The mean of the members' softened probabilities: (1/M) Σ_m q_m with q_m ∝ √p_m, a softmax at temperature 2.
 
     A client that has trained on few classes is surest where it knows least. Softened, it outvotes the others less
-    often. Where all members agree on p, the vote is q: `sharpening` 4 then gives the p² of the paper.
+    often. Where all members agree on p, the vote is q, and `sharpening` e gives p^(e/2).
 
     Args:
         predictions: at least one tensor of probabilities [J, classes, …]. They are read one at a time.
