@@ -23,6 +23,7 @@ from fedbe.experiment import run_folder
 from fedbe.experiment.recipe_files import load_recipe
 
 FEDBE = (sys.executable, "-m", "fedbe")
+TRACK = ["--track", "tensorboard"]
 QUICK = ("--set", "training.rounds=3", "--set", "training.epochs=1", "--set", "settings.distill_epochs=2")
 # Some tenths of a second a round: slow enough to interrupt.
 SLOW = ("--set", "training.rounds=6", "--set", "training.epochs=30", "--set", "settings.distill_epochs=5")
@@ -102,7 +103,9 @@ def test_run_in_a_pipe_prints_a_line_per_round_and_the_result(
 
 @pytest.mark.e2e
 def test_compare_prints_the_verdict_and_the_path_of_the_report(tmp_path: Path) -> None:
-    done = fedbe("compare", *QUICK, "--methods", "fedavg,fedbe", "--seeds", "2", "-q", "--tensorboard", cwd=tmp_path)
+    done = fedbe(
+        "compare", *QUICK, "--methods", "fedavg,fedbe", "--seeds", "2", "-q", "--track", "tensorboard", cwd=tmp_path
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "n = 2" in done.stdout
     folder = tmp_path / "runs" / "digits-compare"

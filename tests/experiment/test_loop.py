@@ -166,15 +166,15 @@ def test_predicting_image_files(play: Play, tmp_path: Path) -> None:
     test = data.load_task("digits").test
     big = Image.fromarray(test.inputs[0, :, :, 0].numpy()).resize((80, 80), Image.Resampling.NEAREST)
     big.save(tmp_path / "digit.png")
-    images = saved_model.read_images([tmp_path / "digit.png"], loaded.spec.shape)
+    images = saved_model.read_image(tmp_path / "digit.png", loaded.spec.shape)
     assert images.shape == (1, 8, 8, 1)
     with pytest.raises(DataError, match=r"shape \[1, 8, 8\], got \[1, 8, 7\]"):
         loaded.predict_proba(images[:, :, :7])
     (tmp_path / "text.png").write_text("no image")
     with pytest.raises(DataError, match=r"text\.png is not an image"):
-        saved_model.read_images([tmp_path / "text.png"], loaded.spec.shape)
+        saved_model.read_image(tmp_path / "text.png", loaded.spec.shape)
     with pytest.raises(DataError, match="does not exist"):
-        saved_model.read_images([tmp_path / "none.png"], loaded.spec.shape)
+        saved_model.read_image(tmp_path / "none.png", loaded.spec.shape)
 
 
 def test_an_unfinished_or_foreign_folder_is_refused(tmp_path: Path) -> None:

@@ -11,17 +11,24 @@ from typing import Annotated
 import click
 import typer
 
-from fedbe.cli import catalogue, data, flower, model, report, reproduce, train
-from fedbe.cli.console import err
+from fedbe.cli import catalogue, data, doctor, flower, model, report, reproduce, train
+from fedbe.cli.console import err, out
 from fedbe.errors import FedBEError, ModelWarning, RecipeError, RunWarning, SettingError
+
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
     help="Federated learning by Bayesian model ensemble: FedBE and its baselines.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    context_settings=HELP_NAMES,
 )
-# The help lists commands in this order.
+# The help lists commands in this order, that of their use.
+app.command()(doctor.doctor)
+app.command()(catalogue.methods)
+app.command()(catalogue.recipes)
+app.command()(catalogue.show)
+app.add_typer(data.app, name="data")
 app.command()(train.run)
 app.command()(train.compare)
 app.command()(train.resume)
@@ -30,17 +37,26 @@ app.command()(model.predict)
 app.command()(report.report)
 app.command()(report.watch)
 app.command()(reproduce.reproduce)
-app.command()(catalogue.methods)
-app.command()(catalogue.recipes)
-app.command()(catalogue.show)
-app.add_typer(data.app, name="data")
 app.add_typer(flower.app, name="flower")
 
 TRAINING = ("run", "compare", "resume", "reproduce")  # these commands handle Ctrl-C themselves
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        out.print(f"fedbe {version('fedbe')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Declare --debug for the help. `main` reads it, because errors arrive there."""
 
 

@@ -55,7 +55,9 @@ def get(
 @app.command()
 def show(
     source: Annotated[str, typer.Argument(help="A known name, folder:PATH, npz:PATH, module:function or a path.")],
-    kind: Annotated[str, typer.Option("--split", help="One of: iid, step, dirichlet, column.")] = "step",
+    kind: Annotated[
+        str, typer.Option("--split", help="One of: iid, step, dirichlet, quantity, shards, column.")
+    ] = "step",
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
     server: Annotated[
         int | None, typer.Option(help="Images for the server; default: a fifth of the training data.")

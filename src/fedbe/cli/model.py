@@ -1,13 +1,16 @@
 """`fedbe evaluate` and `fedbe predict`: use the final model of a run."""
 
+import csv
+import io
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedbe.cli.console import out
+from fedbe.cli.console import err, out
 from fedbe.cli.options import RunFolder, Trust
-from fedbe.errors import DataError
+from fedbe.errors import DataError, RunError
 
 
 def evaluate(
@@ -17,9 +20,12 @@ def evaluate(
 ) -> None:
     """Measure the final model of a run on test data."""
     from fedbe.data import load_task
-    from fedbe.experiment import saved_model
+    from fedbe.experiment import comparison, saved_model
     from fedbe.experiment.run_folder import read_recipe
 
+    if comparison.is_comparison(run):
+        names = ", ".join(str(path) for path in comparison.cells(run))
+        raise RunError(f"{run} is a comparison; evaluate one of its runs: {names}")
     model = saved_model.load_trained_model(run)
     test = load_task(data or read_recipe(run).data.source).test
     if test.classes != model.classes:
@@ -31,15 +37,67 @@ def evaluate(
 
 def predict(
     run: RunFolder,
-    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders with images at any depth.")],
+    form: Annotated[str, typer.Option("--format", help="text, csv or json: one line for each image.")] = "text",
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
-    """Classify images with the final model of a run."""
+    """Classify images with the final model of a run. A file that cannot be read is reported and skipped."""
+    from fedbe.errors import check_option
     from fedbe.experiment import saved_model
 
+    check_option("format", form, FORMATS)
     model = saved_model.load_trained_model(run)
-    probabilities = model.predict_proba(saved_model.read_images(images, model.spec.shape))
-    for path, row in zip(images, probabilities, strict=True):
-        top = row.topk(min(3, len(row)))
-        ranked = zip(top.values.tolist(), top.indices.tolist(), strict=True)
-        out.print(f"{path}: " + ", ".join(f"{model.classes[i]} {100 * p:.1f} %" for p, i in ranked))
+    saved_model.check_takes_images(model.spec.shape)
+    files, failed = _image_files(images), 0
+    for line in FORMATS[form]([], ()):  # the head of a CSV
+        typer.echo(line)
+    for path in files:
+        try:
+            row = model.predict_proba(saved_model.read_image(path, model.spec.shape))[0].tolist()
+        except DataError as error:
+            failed += 1
+            err.print(f"fedbe: {error}; skipped")
+            continue
+        ranked = sorted(zip(row, model.classes, strict=True), key=lambda pair: -pair[0])
+        for line in FORMATS[form](ranked, (str(path),)):
+            typer.echo(line)
+    if failed:
+        err.print(f"fedbe: {failed} of {len(files)} files could not be read")
+        raise typer.Exit(1)
+
+
+Ranked = list[tuple[float, str]]  # probability and class, the most probable first
+
+
+def _as_text(ranked: Ranked, paths: tuple[str, ...]) -> list[str]:
+    return [f"{path}: " + ", ".join(f"{name} {100 * p:.1f} %" for p, name in ranked[:3]) for path in paths]
+
+
+def _as_csv(ranked: Ranked, paths: tuple[str, ...]) -> list[str]:
+    rows = [[path, ranked[0][1], f"{ranked[0][0]:.6f}"] for path in paths] or [["file", "class", "probability"]]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerows(rows)
+    return [text.getvalue()]
+
+
+def _as_json(ranked: Ranked, paths: tuple[str, ...]) -> list[str]:
+    return [
+        json.dumps({"file": path, "class": ranked[0][1], "probabilities": {name: p for p, name in ranked}})
+        for path in paths
+    ]
+
+
+FORMATS = {"text": _as_text, "csv": _as_csv, "json": _as_json}
+
+
+def _image_files(paths: list[Path]) -> list[Path]:
+    """The files, and all images in the folders, sorted."""
+    from fedbe.data.adapters import IMAGE_SUFFIXES
+
+    files: list[Path] = []
+    for path in paths:
+        inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES) if path.is_dir() else [path]
+        if not inside:
+            raise DataError(f"{path} has no images")
+        files += inside
+    return files

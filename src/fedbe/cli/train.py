@@ -16,7 +16,12 @@ from fedbe.experiment.executors import make_executor
 from fedbe.experiment.executors.forkserver import warm_up
 
 Name = Annotated[str | None, typer.Option(help="Name of the result folder; default: made from the recipe.")]
-TensorBoardFlag = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard event files into each run.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME", help="Send all numbers to tensorboard, wandb or mlflow, too; may be given several times."
+    ),
+]
 
 
 def run(
@@ -29,7 +34,7 @@ def run(
     name: Name = None,
     runs: RunsFolder = Path("runs"),
     quiet: Quiet = False,
-    tensorboard: TensorBoardFlag = False,
+    track: Track = None,
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Train one federation with one method."""
@@ -44,7 +49,7 @@ def run(
     folder = _result_folder(runs, name, f"{settings.name}-{method}-seed{seed}")
     run_folder.create(folder, settings, method, seed, resolve_precision(precision))
     with run_folder.discard_on_error(folder):
-        _train(folder, workers, quiet, tensorboard)
+        _train(folder, workers, quiet, track or ())
 
 
 def compare(
@@ -59,7 +64,7 @@ def compare(
     name: Name = None,
     runs: RunsFolder = Path("runs"),
     quiet: Quiet = False,
-    tensorboard: TensorBoardFlag = False,
+    track: Track = None,
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Train several methods on the same splits and initial weights, and compare them."""
@@ -71,23 +76,28 @@ def compare(
 
     settings = load_recipe(recipe, changes or ())
     names = [method.strip() for method in methods.split(",") if method.strip()]
+    same = comparison.find_same(runs, settings, names, range(seeds), resolve_precision(precision)) if not name else None
+    if same is not None:
+        err.print(f"{same} has the same settings; showing it. For a new comparison give it a --name.")
+        _train(same, workers, quiet, track or ())
+        return
     folder = _result_folder(runs, name, f"{settings.name}-compare")
     comparison.create(folder, settings, names, range(seeds), resolve_precision(precision))
     with run_folder.discard_on_error(folder):
-        _train(folder, workers, quiet, tensorboard)
+        _train(folder, workers, quiet, track or ())
 
 
 def resume(
     run: RunOrComparison,
     workers: Workers = None,
     quiet: Quiet = False,
-    tensorboard: TensorBoardFlag = False,
+    track: Track = None,
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Continue a stopped run or comparison; the result is the same to the last bit."""
     if workers != 0:
         warm_up()
-    _train(run, workers, quiet, tensorboard)
+    _train(run, workers, quiet, track or ())
 
 
 def _result_folder(runs: Path, name: str | None, default: str) -> Path:
@@ -102,14 +112,14 @@ def _result_folder(runs: Path, name: str | None, default: str) -> Path:
     return next(path for path in numbered if not path.exists())
 
 
-def _train(folder: Path, workers: int | None, quiet: bool, tensorboard: bool) -> None:
+def _train(folder: Path, workers: int | None, quiet: bool, track: Sequence[str]) -> None:
     """Train the unfinished runs of a run folder or a comparison, then show the result."""
     from fedbe.experiment import comparison, run_folder
 
     compared = comparison.is_comparison(folder)
     run_folders = comparison.cells(folder) if compared else [folder]
     unfinished = [path for path in run_folders if not run_folder.is_done(path)]
-    if unfinished and not _train_runs(unfinished, folder if compared else None, workers, quiet, tensorboard):
+    if unfinished and not _train_runs(unfinished, folder if compared else None, workers, quiet, track):
         err.print(f"stopped, nothing is lost; continue with: fedbe resume {shlex.quote(str(folder))}")
         raise typer.Exit(130)
     if compared:
@@ -119,7 +129,7 @@ def _train(folder: Path, workers: int | None, quiet: bool, tensorboard: bool) ->
 
 
 def _train_runs(
-    run_folders: Sequence[Path], compared: Path | None, workers: int | None, quiet: bool, tensorboard: bool
+    run_folders: Sequence[Path], compared: Path | None, workers: int | None, quiet: bool, track: Sequence[str]
 ) -> bool:
     """Train runs on the same data, one after the other. Returns False if Ctrl-C stopped them.
 
@@ -127,13 +137,14 @@ def _train_runs(
     """
     from fedbe.core.compute import cores
     from fedbe.experiment import comparison, loop, run_folder
-    from fedbe.experiment.callbacks import CallbackList, TensorBoardCallback, progress_callback
+    from fedbe.experiment.callbacks import CallbackList, progress_callback
+    from fedbe.experiment.trackers import make_tracker
 
     progress = progress_callback(sum(run_folder.rounds_left(path) for path in run_folders), quiet=quiet, console=err)
     task = run_folder.read_task(run_folders[0])
     with interruptible() as interrupted, make_executor(cores() if workers is None else workers) as executor:
         for path in run_folders:
-            callback = CallbackList([progress, TensorBoardCallback(path)]) if tensorboard else progress
+            callback = CallbackList([progress, *(make_tracker(name, path) for name in track)])
             first_round = comparison.first_round(path) if compared else None
             if not loop.execute(path, executor, callback, should_stop=interrupted, task=task, first_round=first_round):
                 return False

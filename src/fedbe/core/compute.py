@@ -68,12 +68,17 @@ def resolve_precision(precision: str) -> str:
 
 def has_bfloat16() -> bool:
     """Does the processor compute bfloat16 in hardware? Without it, bfloat16 is emulated and slower than float32."""
+    return bool(BFLOAT16_FLAGS & cpu_flags())
+
+
+def cpu_flags() -> set[str]:
+    """The processor's features, as Linux lists them; empty elsewhere."""
     try:
         text = CPU_FLAGS.read_text()
     except OSError:
-        return False
+        return set()
     lines = (line for line in text.splitlines() if line.lower().startswith(("flags", "features")))
-    return bool(BFLOAT16_FLAGS & set(next(lines, "").split()))
+    return set(next(lines, "").split())
 
 
 def cores() -> int:

@@ -1,13 +1,10 @@
-"""Callbacks of a run: progress bars in a terminal, lines elsewhere, TensorBoard files."""
+"""Callbacks of a run: progress bars in a terminal, lines elsewhere. `trackers.py` has more."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from fedbe.errors import RunError
 from fedbe.experiment.run_folder import Record
 
 
@@ -169,46 +166,6 @@ class ProgressBars(Callback):
             self._bars.remove_task(self._phase_bar)
             self._bars.stop()
             self._bars = None
-
-
-class TensorBoardCallback(Callback):
-    """Writes every number of rounds.jsonl as a scalar into event files in RUN/tensorboard.
-
-    Raises:
-        RunError: The package tensorboard is not installed.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise RunError("--tensorboard needs the package tensorboard: pip install 'fedbe[tensorboard]'") from None
-        self._folder, self._make_writer = folder, SummaryWriter
-        self._writer: Any = None
-
-    def begin(self, title: str, rounds: int, done: int) -> None:  # noqa: ARG002
-        # Rounds that a crash left without a checkpoint run again; their old points must go.
-        self._writer = self._make_writer(str(self._folder / "tensorboard"), purge_step=done + 1)
-
-    def round_ended(self, record: Record) -> None:
-        for name, value in _scalars(record):
-            self._writer.add_scalar(name, value, record["round"])
-        self._writer.flush()
-
-    def end(self) -> None:
-        self._writer.close()
-
-
-def _scalars(record: Record, prefix: str = "") -> list[tuple[str, float]]:
-    """All numbers of a nested record with their paths, without lists."""
-    scalars: list[tuple[str, float]] = []
-    for name, value in record.items():
-        path = f"{prefix}{name}"
-        if isinstance(value, dict):
-            scalars += _scalars(value, f"{path}/")
-        elif isinstance(value, int | float) and path != "round":
-            scalars.append((path, float(value)))
-    return scalars
 
 
 def progress_callback(rounds: int, *, quiet: bool, console: Console) -> Callback:

@@ -73,6 +73,22 @@ def create(folder: Path, recipe: Recipe, names: Sequence[str], seeds: Sequence[i
     return folder
 
 
+def find_same(runs: Path, recipe: Recipe, names: Sequence[str], seeds: Sequence[int], precision: str) -> Path | None:
+    """A comparison in the folder `runs` with these settings, finished or not; or None."""
+    plan = {"methods": list(names), "seeds": list(seeds)}
+    for folder in sorted(path.parent for path in runs.glob("*/compare.json")):
+        try:
+            paths = cells(folder) if _plan(folder) == plan else []
+            if paths and all(
+                run_folder.read_recipe(path) == recipe and run_folder.read_info(path).precision == precision
+                for path in paths
+            ):
+                return folder
+        except RunError:
+            continue
+    return None
+
+
 def is_comparison(folder: Path) -> bool:
     """Whether a folder is a comparison."""
     return (folder / "compare.json").is_file()

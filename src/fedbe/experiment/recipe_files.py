@@ -115,6 +115,10 @@ def _changed(values: dict[str, Any], changes: Iterable[str]) -> dict[str, Any]:
     new_kinds = [text for path, text in parsed if path == ["split", "kind"]]
     if isinstance(split, dict) and any(kind != split.get("kind") for kind in new_kinds):
         values["split"] = {k: v for k, v in split.items() if k == "clients"}  # the rest belongs to the old kind
+    model = values.get("model", {})
+    new_names = [text for path, text in parsed if path == ["model", "name"]]
+    if isinstance(model, dict) and any(name != model.get("name") for name in new_names):
+        values["model"] = {}  # its settings belong to the old network
     for path, text in parsed:
         _set(values, path, text)
     return values

@@ -199,29 +199,31 @@ def _module(spec: ModelSpec, tensors: dict[str, Tensor], members: int, vote: str
     return (modules[0] if members == 1 else VotingModel(modules, get_vote_rule(vote))).eval()
 
 
-def read_images(paths: Sequence[Path], shape: Shape) -> Tensor:
-    """Read image files as uint8 [N, H, W, C], resized to what the model takes.
+def check_takes_images(shape: Shape) -> tuple[int, int, int]:
+    """The shape (channels, height, width) of a model that takes image files; a DataError for another model."""
+    if not is_image(shape):
+        raise DataError(f"this model takes inputs of shape {shape_text(shape)}, not images")
+    if shape[0] not in (1, 3):
+        raise DataError(f"this model takes images of {shape[0]} channels, image files have 1 or 3: use it in Python")
+    return shape
+
+
+def read_image(path: Path, shape: Shape) -> Tensor:
+    """Read an image file as uint8 [1, H, W, C], resized to what the model takes.
 
     Args:
-        paths: The files.
+        path: The file.
         shape: The shape of the model's inputs, (channels, height, width).
 
     Raises:
-        DataError: A file is missing or is not an image, or the model does not take images.
+        DataError: The file is missing or is not an image, or the model does not take images.
     """
-    if not is_image(shape):
-        raise DataError(f"this model takes inputs of shape {shape_text(shape)}, not images")
-    channels, height, width = shape
-    if channels not in (1, 3):
-        raise DataError(f"this model takes images of {channels} channels, image files have 1 or 3: use it in Python")
-    rows = []
-    for path in paths:
-        try:
-            with Image.open(path) as image:
-                fitted = eight_bit(image).convert("L" if channels == 1 else "RGB").resize((width, height))
-        except FileNotFoundError:
-            raise DataError(f"{path} does not exist") from None
-        except UNREADABLE_IMAGE as error:
-            raise DataError(f"{path} is not an image that can be read: {error}") from error
-        rows.append(np.asarray(fitted).reshape(height, width, channels))
-    return torch.from_numpy(np.stack(rows))
+    channels, height, width = check_takes_images(shape)
+    try:
+        with Image.open(path) as image:
+            fitted = eight_bit(image).convert("L" if channels == 1 else "RGB").resize((width, height))
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist") from None
+    except UNREADABLE_IMAGE as error:
+        raise DataError(f"{path} is not an image that can be read: {error}") from error
+    return torch.from_numpy(np.asarray(fitted).reshape(1, height, width, channels).copy())

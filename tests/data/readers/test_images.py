@@ -8,7 +8,7 @@ from PIL import Image
 
 from fedbe.data.readers.images import eight_bit
 from fedbe.errors import DataError
-from fedbe.experiment.saved_model import read_images
+from fedbe.experiment.saved_model import check_takes_images, read_image
 
 
 def test_sixteen_bits_become_eight(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_sixteen_bits_become_eight(tmp_path: Path) -> None:
     Image.fromarray(deep).save(tmp_path / "deep.png")
     with Image.open(tmp_path / "deep.png") as image:
         assert np.asarray(eight_bit(image)).tolist() == [[0, 1, 128, 255]]
-    assert read_images([tmp_path / "deep.png"], (1, 1, 4)).flatten().tolist() == [0, 1, 128, 255]
+    assert read_image(tmp_path / "deep.png", (1, 1, 4)).flatten().tolist() == [0, 1, 128, 255]
 
 
 def test_eight_bits_stay_as_they_are() -> None:
@@ -31,9 +31,9 @@ def test_a_damaged_image_is_a_data_error(tmp_path: Path) -> None:
     content[20] ^= 255  # in the header, which a checksum covers
     path.write_bytes(content)
     with pytest.raises(DataError, match="is not an image that can be read"):
-        read_images([path], (1, 8, 8))
+        read_image(path, (1, 8, 8))
 
 
 def test_image_files_have_one_or_three_channels():
     with pytest.raises(DataError, match="takes images of 4 channels, image files have 1 or 3"):
-        read_images([], (4, 8, 8))
+        check_takes_images((4, 8, 8))

@@ -1,0 +1,60 @@
+"""`fedbe doctor`: what fedbe finds on this machine."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from fedbe.cli.console import out, plain_table
+
+# Extra of fedbe -> the distributions that it needs, any one of which is enough.
+EXTRAS = {
+    "flower": ("flwr",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow", "mlflow-skinny"),
+    "parquet": ("pyarrow",),
+}
+CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+
+
+def doctor() -> None:
+    """Show versions, processor, devices, precision, workers, data and extras."""
+    table = plain_table("what", "found")
+    for name, value in _findings():
+        table.add_row(name, value)
+    out.print(table)
+
+
+def _findings() -> list[tuple[str, str]]:
+    import platform
+
+    import torch
+
+    from fedbe.core.compute import cores, cpu_flags, resolve_precision
+    from fedbe.data.catalogue import DATASETS, data_root, local_path
+
+    features = [feature for feature in CPU_FEATURES if feature in cpu_flags()]
+    devices = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    devices += ["mps"] if torch.backends.mps.is_available() else []
+    here = [name for name, info in DATASETS.items() if info.read is None or local_path(name)]
+    return [
+        ("fedbe", version("fedbe")),
+        ("Python", f"{platform.python_version()} on {platform.platform()}"),
+        *((name, version(name)) for name in ("torch", "numpy")),
+        ("processor", f"{platform.machine()} with {', '.join(features) or 'no known vector unit'}"),
+        ("devices", f"{', '.join(devices)} (the simulator uses cpu)"),
+        ("precision", f"{resolve_precision('auto')} (--precision auto)"),
+        ("workers", f"{cores()} (default of --workers)"),
+        ("data", f"{', '.join(here)} (in {data_root()})"),
+        *(
+            (f"extra {extra}", _installed(names) or f"missing: pip install 'fedbe[{extra}]'")
+            for extra, names in EXTRAS.items()
+        ),
+    ]
+
+
+def _installed(names: tuple[str, ...]) -> str:
+    for name in names:
+        try:
+            return f"{name} {version(name)}"
+        except PackageNotFoundError:
+            continue
+    return ""
