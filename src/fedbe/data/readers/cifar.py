@@ -88,8 +88,8 @@ def read_16px(name: str, path: Path) -> Task:
 
 
 def _halved(data: Dataset, name: str) -> Dataset:
-    count, height, width, channels = data.inputs.shape
-    blocks = data.inputs.view(count, height // 2, 2, width // 2, 2, channels).to(torch.int16)
+    count, height, width, channels = data.tensor.shape
+    blocks = data.tensor.view(count, height // 2, 2, width // 2, 2, channels).to(torch.int16)
     means = (blocks.sum(dim=(2, 4)) + 2) // 4  # rounded
     return Dataset(name, means.to(torch.uint8), data.labels, data.classes)
 
