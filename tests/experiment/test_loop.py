@@ -16,7 +16,7 @@ from PIL import Image
 
 import fedbe
 from fedbe import data
-from fedbe.errors import DataError, RecipeError, RunError, RunWarning, SettingError
+from fedbe.errors import AggregationError, DataError, RecipeError, RunError, RunWarning, SettingError
 from fedbe.experiment import loop, provenance, run_folder, saved_model
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.executors.serial import Serial
@@ -285,6 +285,18 @@ def arrays():
 def evil(classes, shape):
     import pathlib
     pathlib.Path("called").touch()
+
+
+class Dies(torch.nn.Linear):
+    def forward(self, x):
+        import multiprocessing, os
+        if multiprocessing.parent_process() is not None and self.training:
+            os.kill(os.getpid(), 9)
+        return super().forward(x)
+
+
+def dies(classes, shape):
+    return Dies(shape[0], classes)
 '''
 
 
@@ -331,6 +343,16 @@ def test_a_model_that_always_fails_is_refused_before_the_first_round(own: Recipe
     broken = own.model_copy(update={"model": type(own.model)(name="own_for_tests:breaks")})
     with pytest.raises(SettingError, match="`model` cannot run on the data: no forward today"):
         play("broken", "fedavg", recipe=broken, workers=Serial())
+
+
+def test_a_fault_of_this_machine_stops_the_run_and_changes_no_result(own: Recipe, play: Play) -> None:
+    dying = own.model_copy(update={"model": type(own.model)(name="own_for_tests:dies")})
+    with ProcessPool(1) as workers:
+        with pytest.raises(RunError, match=r"client \d could not be trained: its worker process died or hung 3 times"):
+            play("dying", "fedavg", recipe=dying, workers=workers)
+        dropping = override_recipe(dying, ["limits.drop_lost_clients=true"])
+        with pytest.raises(AggregationError, match="no client finished round 1"):
+            play("dropping", "fedavg", recipe=dropping, workers=workers)
 
 
 @pytest.mark.parametrize(

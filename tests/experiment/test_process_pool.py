@@ -1,16 +1,28 @@
 """Worker processes: order of outcomes, replacement of dead workers, stops, shared data."""
 
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fedbe.core.compute import Plan
 from fedbe.errors import RunError
-from fedbe.experiment.executors.base import Done, Failed, Stopped
+from fedbe.experiment.executors import watchdog
+from fedbe.experiment.executors.base import Done, Failed, Lost, Stopped
 from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.executors.watchdog import JobTimes
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe import Recipe
+from fedbe.experiment.recipe_files import override_recipe
 
 JOBS = '''
 """Jobs for the tests; worker processes import this file."""
@@ -56,6 +68,15 @@ class Raises:
 
     def run(self, federation, runner):
         raise ValueError("three is not four")
+
+
+@dataclass(frozen=True)
+class Large:
+    values: object
+    name = "large"
+
+    def run(self, federation, runner):
+        return float(self.values.sum())
 
 
 @dataclass(frozen=True)
@@ -111,8 +132,8 @@ def test_a_job_whose_worker_dies_runs_again(ready: ProcessPool, jobs, tmp_path: 
 
 def test_a_job_fails_after_three_deaths_of_its_worker(ready: ProcessPool, jobs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     dying, echo = list(ready.map([jobs.Dies(str(tmp_path / "diary"), 9), jobs.Echo(5)]))
-    assert isinstance(dying, Failed)
-    assert "died 3 times" in dying.reason
+    assert isinstance(dying, Lost)
+    assert "died or hung 3 times" in dying.reason
     assert "-9" in dying.reason
     assert echo == Done(5) or echo.value == 5
 
@@ -132,6 +153,94 @@ def test_data_is_in_shared_memory(small: Recipe, jobs) -> None:  # type: ignore[
         (outcome,) = list(workers.map([jobs.Shared()]))
     assert outcome.value is True
     assert federation.labels[0] == 77
+
+
+class TestHung:
+    """A process that is stopped does not end, and does not answer."""
+
+    @pytest.fixture
+    def watched(self, small: Recipe, jobs: object):  # type: ignore[no-untyped-def]  # noqa: ARG002
+        with ProcessPool(2, hang_seconds=2.0) as workers:
+            workers.configure(prepare(small, 0), Plan())
+            yield workers
+
+    def test_while_it_works_its_job_runs_again(self, watched: ProcessPool, jobs) -> None:  # type: ignore[no-untyped-def]
+        assert len(list(watched.map([jobs.Echo(0), jobs.Echo(1)]))) == 2  # both are up
+        hung = watched.pids[0]
+        timer = threading.Timer(0.3, os.kill, (hung, signal.SIGSTOP))
+        timer.start()
+        outcomes = list(watched.map([jobs.Echo(i, 1.0) for i in range(4)]))
+        assert [o.value for o in outcomes if isinstance(o, Done)] == [0, 1, 2, 3]
+        assert hung not in watched.pids
+
+    def test_while_it_is_idle_and_the_job_is_large(self, watched: ProcessPool, jobs) -> None:  # type: ignore[no-untyped-def]
+        """Nobody reads the pipe, so sending the job blocks until the process is killed."""
+        assert len(list(watched.map([jobs.Echo(0), jobs.Echo(1)]))) == 2
+        for pid in watched.pids:
+            os.kill(pid, signal.SIGSTOP)
+        large = [jobs.Large(torch.zeros(10**6)), jobs.Large(torch.ones(10**6))]
+        assert [o.value for o in watched.map(large) if isinstance(o, Done)] == [0.0, 1e6]
+
+    def test_a_request_to_stop_is_heard(self, watched: ProcessPool, jobs) -> None:  # type: ignore[no-untyped-def]
+        assert len(list(watched.map([jobs.Echo(0), jobs.Echo(1)]))) == 2
+        stopping = threading.Event()
+
+        def freeze() -> None:
+            for pid in watched.pids:
+                os.kill(pid, signal.SIGSTOP)
+            stopping.set()
+
+        threading.Timer(0.3, freeze).start()
+        with pytest.raises(Stopped):
+            list(watched.map([jobs.Echo(i, 1.0) for i in range(4)], should_stop=stopping.is_set))
+
+    def test_a_job_far_beyond_its_time_is_started_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        times = JobTimes()
+        job = SimpleNamespace(size=10)
+        assert times.limit(job) is None
+        times.note(job, 200.0)
+        assert times.limit(job) == 30 * 200.0
+        assert times.limit(SimpleNamespace(size=1)) == 600.0  # at least
+        monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.01)
+        killed = threading.Event()
+        beat = SimpleNamespace(value=1)
+        worker = FakeWorker(beat, started=1.0, job_limit=0.05, kill=killed.set)
+        dog = watchdog.Watchdog(lambda: [worker], hang_seconds=100.0)
+        assert killed.wait(10)
+        dog.close()
+
+
+@dataclass(eq=False)
+class FakeWorker:
+    beat: SimpleNamespace
+    started: float
+    job_limit: float | None
+    kill: Callable[[], None]
+
+
+@pytest.mark.e2e
+def test_too_few_open_files_are_one_sentence() -> None:
+    script = (
+        "import resource, sys\n"
+        "from fedbe.errors import RunError\n"
+        "from fedbe.experiment.executors.process_pool import ProcessPool\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
+        "try:\n    ProcessPool(20)\nexcept RunError as error:\n    print(error)\n    sys.exit(3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 3, done.stderr
+    assert "raise the system's limits" in done.stdout
+
+
+def test_many_clients_need_few_files(small: Recipe) -> None:
+    """One tensor for each client would be one file for each client and worker."""
+    many = override_recipe(small, ["split.kind=iid", "split.clients=1000", "data.server=100"])
+    federation = prepare(many, 0)
+    assert len(federation.clients) == 1000
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with ProcessPool(2) as workers:
+        workers.configure(federation, Plan())
+        assert len(list(Path("/proc/self/fd").iterdir())) - before < 100
 
 
 def test_closing_leaves_no_process() -> None:

@@ -1,9 +1,9 @@
 """What stays fixed while a federation trains: the data of the server and the clients, and the architecture."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeGuard
+from typing import Any, Self, TypeGuard, overload
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,53 @@ class ModelSpec:
         return module
 
 
+class ClientParts(Sequence[Tensor]):
+    """Which examples each client has: one tensor of indices, cut at offsets.
+
+    Any number of clients are two tensors in shared memory. One tensor for each client would need one open file for
+    each client and worker process.
+
+    Args:
+        parts: For each client, the indices of its examples, int64 [n_i].
+
+    Example:
+        >>> parts = ClientParts([torch.tensor([3, 4]), torch.tensor([7])])
+        >>> len(parts), parts[1], parts.sizes
+        (2, tensor([7]), [2, 1])
+    """
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self._index = torch.cat(list(parts))
+        self._offsets = torch.tensor([0, *(len(part) for part in parts)]).cumsum(0)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @overload
+    def __getitem__(self, client: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, client: slice) -> list[Tensor]: ...
+
+    def __getitem__(self, client: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(client, slice):
+            return [self[i] for i in range(*client.indices(len(self)))]
+        if not 0 <= client < len(self):
+            raise IndexError(f"there are {len(self)} clients, no client {client}")
+        return self._index[int(self._offsets[client]) : int(self._offsets[client + 1])]
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many examples each client has."""
+        sizes: list[int] = self._offsets.diff().tolist()
+        return sizes
+
+    def share_(self) -> None:
+        """Move the indices into shared memory."""
+        for tensor in (self._index, self._offsets):
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
+
+
 @dataclass(frozen=True, eq=False)
 class Federation:
     """The data of all parties. The loaders share one tensor of inputs.
@@ -76,7 +123,7 @@ class Federation:
     classes: tuple[str, ...]
     train: Loader
     labels: Tensor
-    clients: tuple[Tensor, ...]
+    clients: ClientParts
     test: Loader
     test_labels: Tensor
     server: Loader | None
@@ -92,7 +139,8 @@ class Federation:
         for loader in (self.train, self.test, self.server):
             if loader is not None:
                 loader.share_()
-        for tensor in (self.labels, self.test_labels, *self.clients):
+        self.clients.share_()
+        for tensor in (self.labels, self.test_labels):
             tensor.share_memory_()  # type: ignore[no-untyped-call]
         return self
 
@@ -122,7 +170,7 @@ def prepare(recipe: Recipe, seed: int, task: Task | None = None) -> Federation:
         classes=task.train.classes,
         train=train,
         labels=task.train.labels,
-        clients=parts.clients,
+        clients=ClientParts(parts.clients),
         test=train.like(task.test),
         test_labels=task.test.labels,
         server=server,

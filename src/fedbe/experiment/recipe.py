@@ -140,6 +140,8 @@ class Limits(Section):
     Attributes:
         client_weights: "declared", the sizes of the split, which a simulation knows; "reported", what the clients
             say, capped by `max_share`; or "equal".
+        drop_lost_clients: Whether a round goes on without a client whose worker process died several times. That is a
+            fault of this machine, so by default the run stops and can be resumed.
     """
 
     min_clients: Count = 1
@@ -147,6 +149,7 @@ class Limits(Section):
     max_change: Annotated[float, Field(gt=0)] = 30.0
     max_share: Annotated[float, Field(gt=0, le=1)] = 0.25
     client_weights: Literal["declared", "reported", "equal"] = "declared"
+    drop_lost_clients: bool = False
 
 
 class Recipe(Section):

@@ -87,7 +87,7 @@ def run_server_step(
         predictor=sim.predictor("server"),
         progress=progress,
     )
-    sizes = [len(examples) for examples in sim.federation.clients]
+    sizes = sim.federation.clients.sizes
     updates = [ClientUpdate(t.state, sizes[client], client, t.extras) for client, t in cohort.trained.items()]
     return server_step(
         sim.method.stages,

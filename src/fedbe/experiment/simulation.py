@@ -88,9 +88,9 @@ class Simulation:
 
     def limits(self) -> Limits:
         """The limits of the guard. By default the server declares the sizes of the split, which it knows."""
-        settings = self.recipe.limits.model_dump()
+        settings = self.recipe.limits.model_dump(exclude={"drop_lost_clients"})
         if settings["client_weights"] == "declared":
-            settings["client_weights"] = {i: len(examples) for i, examples in enumerate(self.federation.clients)}
+            settings["client_weights"] = dict(enumerate(self.federation.clients.sizes))
         return Limits(**settings)
 
     def ensemble(self, **changes: Any) -> EnsembleSettings:

@@ -41,6 +41,11 @@ class Failed:
     reason: str
 
 
+@dataclass(frozen=True)
+class Lost(Failed):
+    """A job whose worker died or hung several times: a fault of this machine, not of the job."""
+
+
 Outcome = Done | Failed
 
 

@@ -1,15 +1,15 @@
 """Single-threaded worker processes: one reused model each, data in shared memory, jobs over a pipe.
 
-A worker process that dies is replaced and its job runs again, up to three times. Tensors travel as NumPy arrays,
-because torch would open a shared-memory file for each of them.
+A worker process that dies or hangs is replaced and its job runs again, up to three times. Tensors travel as NumPy
+arrays, because torch would open a shared-memory file for each of them.
 """
 
 import multiprocessing
 import signal
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -24,75 +24,12 @@ from fedbe.core import plugins
 from fedbe.core.compute import Plan
 from fedbe.core.model_runner import ModelRunner
 from fedbe.errors import FedBEError, ModelWarning, RunError
-from fedbe.experiment.executors.base import Done, Failed, Job, Outcome, Stopped
+from fedbe.experiment.executors.base import Done, Failed, Job, Lost, Outcome, Stopped
 from fedbe.experiment.executors.forkserver import start_method, warm_up
+from fedbe.experiment.executors.job_queue import ATTEMPTS, JobQueue
 from fedbe.experiment.executors.memory_usage import ProcessMemoryPeak, keep_freed_memory
+from fedbe.experiment.executors.watchdog import HANG_SECONDS, JobTimes, Watchdog, start_beating
 from fedbe.experiment.federation import Federation
-
-ATTEMPTS = 3
-
-
-class _JobQueue:
-    """The jobs of one call of `map`: not drawn yet, waiting, running, finished."""
-
-    def __init__(self, jobs: Iterable[Job], ahead: int | None) -> None:
-        self._source = iter(jobs)
-        self._ahead = ahead
-        self._drawn = 0
-        self._exhausted = False
-        self._jobs: dict[int, Job] = {}  # drawn and not finished
-        self._waiting: deque[int] = deque()
-        self._attempts: dict[int, int] = {}
-        self._finished: dict[int, Outcome] = {}
-        self._next_outcome = 0
-
-    def draw(self) -> bool:
-        """Draw one more job; False if there is none, or if enough are drawn."""
-        if self._exhausted or (self._ahead is not None and self._drawn - self._next_outcome >= self._ahead):
-            return False
-        try:
-            job = next(self._source)
-        except StopIteration:
-            self._exhausted = True
-            return False
-        self._jobs[self._drawn] = job
-        self._attempts[self._drawn] = 0
-        self._waiting.append(self._drawn)
-        self._drawn += 1
-        return True
-
-    def start_next(self) -> tuple[int, Job] | None:
-        """The next job that must run, with its number; None if no job waits."""
-        if not self._waiting:
-            return None
-        number = self._waiting.popleft()
-        return number, self._jobs[number]
-
-    def put_back(self, number: int) -> None:
-        """Let a job that was started run again."""
-        self._waiting.appendleft(number)
-
-    def count_death(self, number: int) -> bool:
-        """Note that the job's worker died; True if the job may run again."""
-        self._attempts[number] += 1
-        return self._attempts[number] < ATTEMPTS
-
-    def finish(self, number: int, outcome: Outcome) -> None:
-        """Keep the outcome of a job until its turn comes."""
-        self._finished[number] = outcome
-        del self._jobs[number]
-
-    def take_outcome(self) -> Outcome | None:
-        """The next outcome in the order of the jobs, if its job has finished."""
-        outcome = self._finished.pop(self._next_outcome, None)
-        if outcome is not None:
-            self._next_outcome += 1
-        return outcome
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every job has finished and its outcome was taken."""
-        return self._exhausted and self._next_outcome == self._drawn
 
 
 class _Worker:
@@ -101,14 +38,21 @@ class _Worker:
     def __init__(self) -> None:
         context = multiprocessing.get_context(start_method())
         self.pipe, worker_pipe = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_serve, args=(worker_pipe,), daemon=True)  # type: ignore[attr-defined]
+        self.beat = context.RawValue("Q", 0)
+        arguments = (worker_pipe, self.beat)
+        self.process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
         self.process.start()
         worker_pipe.close()
         self.job: int | None = None
-        self.queue: _JobQueue | None = None  # the call of `map` that the job belongs to
+        self.queue: JobQueue | None = None  # the call of `map` that the job belongs to
         self.started = 0.0
+        self.job_limit: float | None = None
 
-    def works_for(self, queue: _JobQueue) -> bool:
+    def kill(self) -> None:
+        """End the process at once; the pool then finds it dead."""
+        self.process.kill()
+
+    def works_for(self, queue: JobQueue) -> bool:
         return self.job is not None and self.queue is queue
 
     def send(self, kind: str, value: Any) -> bool:
@@ -125,7 +69,7 @@ class _Worker:
             kind, value = self.pipe.recv()
         except (EOFError, OSError):
             return None
-        self.job = None
+        self.job = self.job_limit = None
         seconds = time.perf_counter() - self.started
         return Done(_to_tensors(value), seconds) if kind == "done" else Failed(str(value))
 
@@ -142,22 +86,34 @@ class ProcessPool:
 
     Args:
         workers: The number of processes, at least 1.
+        hang_seconds: A process that shows no sign of life for this long is replaced, like one that died.
 
     Raises:
-        RunError: `workers` is below 1.
+        RunError: `workers` is below 1, or the system does not allow so many processes or open files.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, hang_seconds: float = HANG_SECONDS) -> None:
         if workers < 1:
             raise RunError(f"`workers` must be >= 1, got {workers}")
-        warm_up()
         self._setup: tuple[Federation, Plan] | None = None
-        self._workers = [_Worker() for _ in range(workers)]
+        self._workers: list[_Worker] = []
+        self._times = JobTimes()
+        try:
+            with _system_limits():
+                warm_up()
+                for _ in range(workers):
+                    self._workers.append(_Worker())
+        except RunError:
+            for worker in self._workers:
+                worker.close()
+            raise
+        self._watchdog = Watchdog(lambda: self._workers, hang_seconds)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._watchdog.close()
         for worker in self._workers:
             worker.close()
 
@@ -177,10 +133,11 @@ class ProcessPool:
 
     def configure(self, federation: Federation, plan: Plan) -> None:
         """Set the data and the arithmetic of the jobs that follow, for all workers and for replacements."""
-        self._setup = (federation.share_(), plan)
-        for i, worker in enumerate(self._workers):
-            if not worker.send("setup", self._setup):
-                self._replace(i)
+        with _system_limits():
+            self._setup = (federation.share_(), plan)
+            for i, worker in enumerate(self._workers):
+                if not worker.send("setup", self._setup):
+                    self._replace(i)
 
     def map(
         self,
@@ -191,7 +148,7 @@ class ProcessPool:
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[Outcome]:
         """Run jobs in the workers; see `Executor.map`."""
-        queue = _JobQueue(jobs, ahead)
+        queue = JobQueue(jobs, ahead)
         while True:
             while queue.draw():
                 if ahead is not None:  # drawing the next job may take long, so start this one first
@@ -205,7 +162,7 @@ class ProcessPool:
                 self._advance(queue, done, should_stop)
 
     def _advance(
-        self, queue: _JobQueue, done: Callable[[int, Outcome], None] | None, should_stop: Callable[[], bool]
+        self, queue: JobQueue, done: Callable[[int, Outcome], None] | None, should_stop: Callable[[], bool]
     ) -> None:
         """Start what can start, and wait until a job ends."""
         if not should_stop():
@@ -219,7 +176,7 @@ class ProcessPool:
                     self._start_jobs(queue)  # first, so that the worker need not wait while `done` runs
                 done(number, outcome)
 
-    def _start_jobs(self, queue: _JobQueue) -> None:
+    def _start_jobs(self, queue: JobQueue) -> None:
         """Give a job to each idle worker, while there are jobs."""
         for i, worker in enumerate(self._workers):
             if worker.works_for(queue):
@@ -232,11 +189,12 @@ class ProcessPool:
                 worker = self._workers[i]
             number, job = following
             worker.job, worker.queue, worker.started = number, queue, time.perf_counter()
+            worker.job_limit = self._times.limit(job)
             if not worker.send("job", _to_arrays(job)):
                 queue.put_back(number)
                 self._replace(i)
 
-    def _collect(self, queue: _JobQueue) -> Iterator[tuple[int, Outcome]]:
+    def _collect(self, queue: JobQueue) -> Iterator[tuple[int, Outcome]]:
         """Wait until at least one worker answers or dies, and yield the jobs that have ended."""
         busy = [worker for worker in self._workers if worker.works_for(queue)]
         if not busy:
@@ -246,28 +204,46 @@ class ProcessPool:
             if worker.job is None or worker.pipe not in ready:
                 continue
             number, outcome = worker.job, worker.receive()
+            if isinstance(outcome, Done):
+                self._times.note(queue.job(number), outcome.seconds)
             if outcome is None:
                 exit_code = self._replace(i)
                 if queue.count_death(number):
                     queue.put_back(number)
                     continue
-                outcome = Failed(f"its worker process died {ATTEMPTS} times (exit code {exit_code})")
+                outcome = Lost(f"its worker process died or hung {ATTEMPTS} times (exit code {exit_code})")
             yield number, outcome
 
     def _replace(self, i: int) -> int | None:
         """Start a new process in place of a worker; returns the exit code of the old one."""
         old = self._workers[i]
         old.close()
-        self._workers[i] = _Worker()
-        if self._setup is not None:
-            self._workers[i].pipe.send(("setup", self._setup))
+        with _system_limits():
+            self._workers[i] = _Worker()
+            if self._setup is not None:
+                self._workers[i].pipe.send(("setup", self._setup))
         return old.process.exitcode
 
 
-def _serve(pipe: Connection) -> None:
+@contextmanager
+def _system_limits() -> Iterator[None]:
+    """Turn what the system refuses (processes, open files, shared memory) into one sentence."""
+    try:
+        yield
+    except (OSError, EOFError, RuntimeError) as error:
+        if isinstance(error, FedBEError):
+            raise
+        raise RunError(
+            f"worker processes cannot be started ({error}): use fewer (--workers), or raise the system's limits "
+            "(`ulimit -n` for open files)"
+        ) from error
+
+
+def _serve(pipe: Connection, beat: Any) -> None:
     """The main function of a worker process: run one job after the other until the pipe closes."""
     # Ctrl-C goes to every process of the terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    start_beating(beat)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", ModelWarning)  # the main process has tried the model and warned
     plugins.trust()  # the parent has checked what it sends

@@ -1,0 +1,101 @@
+"""Ends worker processes that hang: one that is stopped, or that works on a job for far too long, is killed.
+
+A killed worker is replaced like one that died. Time is counted in ticks of the watchdog itself, so a machine that
+sleeps for a night does not look like one whose workers hang.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+TICK_SECONDS = 1.0
+HANG_SECONDS = 120.0  # without a sign of life
+START_SECONDS = 900.0  # until the first sign of life: a loaded machine imports torch slowly
+JOB_SECONDS = 600.0  # any job may take this long, …
+JOB_RATIO = 30.0  # … or this many times as long as the slowest job so far, scaled by size
+
+
+class Watched(Protocol):
+    """A worker process as the watchdog sees it."""
+
+    beat: Any  # a shared counter that the worker increases
+    started: float  # when the current job was started: another value is another job
+    job_limit: float | None  # seconds that the current job may take; None for no limit, or no job
+
+    def kill(self) -> None:
+        """End the process at once."""
+
+
+@dataclass
+class _Seen:
+    beat: int = 0
+    silent: float = 0.0
+    started: float = 0.0
+    working: float = 0.0
+
+
+class Watchdog:
+    """A thread that looks at all workers once in a second.
+
+    Args:
+        workers: Returns the current workers.
+        hang_seconds: A worker without a sign of life for this long is killed.
+    """
+
+    def __init__(self, workers: Callable[[], Sequence[Watched]], hang_seconds: float = HANG_SECONDS) -> None:
+        self._workers, self._hang_seconds = workers, hang_seconds
+        self._seen: dict[Watched, _Seen] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fedbe-watchdog", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(TICK_SECONDS):
+            workers = list(self._workers())
+            self._seen = {worker: self._seen.get(worker, _Seen()) for worker in workers}
+            for worker in workers:
+                if self._hangs(worker, self._seen[worker]):
+                    worker.kill()
+
+    def _hangs(self, worker: Watched, seen: _Seen) -> bool:
+        beat, limit = worker.beat.value, worker.job_limit
+        seen.silent = 0.0 if beat != seen.beat else seen.silent + TICK_SECONDS
+        seen.working = seen.working + TICK_SECONDS if worker.started == seen.started else 0.0
+        seen.beat, seen.started = beat, worker.started
+        silent_too_long = seen.silent > (self._hang_seconds if beat else max(START_SECONDS, self._hang_seconds))
+        return silent_too_long or (limit is not None and seen.working > limit)
+
+
+def start_beating(beat: Any) -> None:
+    """In a worker: increase the counter from a thread, for as long as the process runs."""
+
+    def run() -> None:
+        while True:
+            beat.value += 1
+            time.sleep(TICK_SECONDS / 2)
+
+    threading.Thread(target=run, name="fedbe-beat", daemon=True).start()
+
+
+@dataclass
+class JobTimes:
+    """How long a job may take: a multiple of what the slowest job so far took for the same work."""
+
+    _seconds_per_unit: dict[type, float] = field(default_factory=dict)
+
+    def note(self, job: Any, seconds: float) -> None:
+        """Note how long a job took."""
+        rate = seconds / max(1, getattr(job, "size", 1))
+        self._seconds_per_unit[type(job)] = max(rate, self._seconds_per_unit.get(type(job), 0.0))
+
+    def limit(self, job: Any) -> float | None:
+        """The seconds that a job may take; None as long as none of its kind has finished."""
+        rate = self._seconds_per_unit.get(type(job))
+        return None if rate is None else max(JOB_SECONDS, JOB_RATIO * rate * max(1, getattr(job, "size", 1)))
