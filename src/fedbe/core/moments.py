@@ -9,7 +9,7 @@ from torch import Tensor
 from fedbe.core.state import ModelState
 from fedbe.errors import StateError
 
-PIECE = 2**18  # elements that are merged at once: they stay in the processor's cache
+PIECE = 2**16  # elements that are merged at once: they stay in the processor's cache
 _Stream = tuple[ModelState, tuple[Tensor, Tensor] | None, float]  # mean, variance (None is zero) and total weight
 
 

@@ -75,7 +75,7 @@ class ChangeMeter:
         buffers = self._buffers.norms(state.buffers, previous.buffers, "its buffers hold")
         extras = {}
         for name, vector in update.extras.items():
-            known = -self.memory[name] if name in self.memory else torch.zeros_like(vector)
+            known = -self.memory[name] if name in self.memory else None
             extras[name] = self._params.norms(vector, known, f"its extra '{name}' holds")
         return Measured(update, params, buffers, extras)
 
@@ -92,25 +92,27 @@ class _Pieces:
 
     def scale(self, vector: Tensor) -> Tensor:
         """max(‖w_t‖, √size_t) of each tensor, float64 [tensors]."""
-        return self.norms(vector, torch.zeros_like(vector), "it holds").maximum(self._sizes.sqrt())
+        return self.norms(vector, None, "it holds").maximum(self._sizes.sqrt())
 
-    def norms(self, vector: Tensor, reference: Tensor, what: str) -> Tensor:
-        """‖vector_t − reference_t‖ of each tensor t, float64 [tensors]. StateError if a value is not finite."""
+    def norms(self, vector: Tensor, reference: Tensor | None, what: str) -> Tensor:
+        """‖vector_t − reference_t‖ of each tensor t, float64 [tensors]; None is zero. StateError if not finite."""
         norms = self._norms(vector, reference)
         if not bool(torch.isfinite(norms).all()):  # a value is not finite, or its square is beyond float32
             if not bool(torch.isfinite(vector).all()):
                 raise StateError(f"{what} NaN or infinite values")
-            norms = self._norms(vector.double(), reference.double())
+            norms = self._norms(vector.double(), None if reference is None else reference.double())
         return norms
 
-    def _norms(self, vector: Tensor, reference: Tensor) -> Tensor:
+    def _norms(self, vector: Tensor, reference: Tensor | None) -> Tensor:
         total = torch.zeros(self._count, dtype=torch.float64)
         if not self._ranges:
             return total
         scratch = vector.new_empty(min(PIECE, len(vector)))
         pieces = []
         for start, stop in self._ranges:
-            change = torch.sub(vector[start:stop], reference[start:stop], out=scratch[: stop - start])
+            change = vector[start:stop]
+            if reference is not None:
+                change = torch.sub(change, reference[start:stop], out=scratch[: stop - start])
             pieces.append(torch.linalg.vector_norm(change))
         squares = torch.stack(pieces).double().cpu().square()
         return total.index_add_(0, self._owner, squares).sqrt_()
