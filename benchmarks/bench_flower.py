@@ -1,6 +1,6 @@
 """CPU seconds of one aggregation: fedbe's FedAvg (guard included) next to Flower's own, in turn in one process.
 
-    python -m benchmarks flower
+python -m benchmarks flower
 """
 
 import logging

@@ -260,7 +260,7 @@ def test_of_several_nodes_the_one_that_ended_is_quoted(stage):
 def test_the_node_that_does_not_come_online_is_quoted(stage, monkeypatch):
     monkeypatch.setattr(deployment, "START_SECONDS", 3.0)
     stage.silent.add("node-0")
-    with pytest.raises(RunError, match=r"not within 3 s; .*node-0\.log"):
+    with pytest.raises(RunError, match=r"not within 3 s \(`fedbe flower down .*node-0\.log"):
         stage.up(2)
 
 
@@ -274,6 +274,24 @@ def test_up_restarts_what_died_and_only_that(stage):
     after = stage.pids()
     assert [name for name, _ in stage.started] == ["superlink", "node-0", "node-1", "node-1"]
     assert {name: pid for name, pid in after.items() if pid != before[name]} == {"node-1": after["node-1"]}
+
+
+def test_up_restarts_nodes_that_run_but_do_not_connect(stage, monkeypatch):
+    """As after a restart of the SuperLink on another port: the process lives, but nobody hears of it."""
+    monkeypatch.setattr(deployment, "RECONNECT_SECONDS", 0.0)
+    stage.up(2)
+    before, shown = stage.pids(), []
+    stage.silent.add("node-1")
+
+    def start(*arguments):
+        stage.silent.clear()
+        return stage.start(*arguments)
+
+    monkeypatch.setattr(processes, "start", start)
+    stage.up(2, shown.append)
+    changed = [name for name, pid in stage.pids().items() if pid != before[name]]
+    assert changed == ["node-1"]
+    assert any("node-1: running, but not connected" in line for line in shown)
 
 
 def test_all_nodes_get_the_same_number_of_nodes(stage):
@@ -387,6 +405,38 @@ def test_settings_and_the_folder_reach_flower_unchanged(submitted):
     assert [type(v) for v in read[0].values()] == [type(v) for v in meant.values()]
     assert "certs/ state/ runs/" in shown[0]
     assert (app / ".gitignore").exists()
+
+
+def test_following_a_run_reads_the_folder_often_and_asks_flower_rarely(tmp_path, monkeypatch):
+    asked, shown = [], []
+    monkeypatch.setattr(submission, "POLL_SECONDS", 0.01)
+
+    def status(*_):
+        asked.append(time.monotonic())
+        return "finished:completed" if (tmp_path / "model.safetensors").exists() else "running"
+
+    def on_round(line):
+        shown.append(line["round"])
+        if line["round"] == 3:
+            (tmp_path / "report.json").write_text("{}")
+            save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
+
+    def write(count):
+        (tmp_path / "rounds.jsonl").write_text("".join(f'{{"round": {r + 1}}}\n' for r in range(count)))
+
+    monkeypatch.setattr(submission, "run_status", status)
+    timers = [threading.Timer(0.1 * n, write, [n]) for n in (1, 2, 3)]
+    for timer in timers:
+        timer.start()
+    assert follow(Deployment(tmp_path), 7, tmp_path, on_round).rounds == 3
+    assert shown == [1, 2, 3]
+    assert len(asked) == 2  # at the start, and when the model was there
+
+
+@pytest.mark.slow
+def test_the_commands_for_processes_import_neither_torch_nor_flower():
+    code = "import sys, fedbe.cli.flower, fedbe.flower.deployment; print({'torch', 'flwr'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
 
 
 def test_simultaneous_runs_without_a_name_get_different_folders(submitted):

@@ -28,6 +28,7 @@ from fedbe.flower import _bootstrap, processes
 
 SUPERLINK = "superlink"
 START_SECONDS = 90.0  # a SuperLink lists a crashed node as online for 60 s
+RECONNECT_SECONDS = 20.0  # for nodes that run but are offline, for example because the SuperLink was restarted
 PRIVATE_FOLDERS = ("certs/", "state/", "runs/")
 Print = Callable[[str], None]  # receives a line of progress for the user
 
@@ -62,7 +63,9 @@ class Deployment:
         return {**os.environ, **_bootstrap.NO_TELEMETRY, "PATH": path, "FLWR_HOME": str(self.state / "flwr")}
 
     def up(self, nodes: int, show: Print = lambda _: None) -> None:
-        """Start every process that is not running yet. Ports and database are kept from earlier calls.
+        """Start every process that is not running yet, and nodes again that run but do not connect.
+
+        Ports and database are kept from earlier calls.
 
         If that fails, the processes started by this call are stopped, and the others continue.
 
@@ -83,6 +86,7 @@ class Deployment:
         try:
             self._start_superlink(ports[0], show)
             ids = self._register(names)
+            running -= self._stop_unconnected([name for name in names if name in running], ids, show)
             new = [name for name in names if name not in running]
             self._wait_until_offline(new, ids, show)
             for name in new:
@@ -189,6 +193,17 @@ class Deployment:
         online = self.online()
         return [name for name, node_id in ids.items() if node_id not in online]
 
+    def _stop_unconnected(self, names: Sequence[str], ids: Mapping[str, str], show: Print) -> set[str]:
+        """Stop nodes that run but do not connect, and return their names: they are started again."""
+        deadline = time.monotonic() + RECONNECT_SECONDS
+        own_ids = {name: ids[name] for name in names}
+        while names and (lost := self._offline(own_ids)):
+            if time.monotonic() > deadline:
+                show(f"{', '.join(lost)}: running, but not connected for {RECONNECT_SECONDS:.0f} s; starting again")
+                return set(self._stop(lost))
+            time.sleep(0.5)
+        return set()
+
     def _wait_until_offline(self, names: Sequence[str], ids: Mapping[str, str], show: Print) -> None:
         """Wait until the SuperLink lists ended nodes as offline; before that it refuses them."""
 
@@ -249,5 +264,6 @@ class Deployment:
                 name = (ended or late)[0]
                 reason = f"{name} ended" if ended else f"not within {START_SECONDS:.0f} s"
                 log = processes.last_lines(self.state, name)
-                raise RunError(f"waited for {what}, but {reason}; {self.state / name}.log ends with:\n{log}")
+                advice = "" if ended else f" (`fedbe flower down {self.folder}` and `up` start everything again)"
+                raise RunError(f"waited for {what}, but {reason}{advice}; {self.state / name}.log ends with:\n{log}")
             time.sleep(0.5)

@@ -19,7 +19,8 @@ from fedbe.flower.app_config import convert_overrides, parse_overrides
 from fedbe.flower.deployment import Deployment, Print
 from fedbe.flower.recorder import NODES_FILE, REPORT_FILE, read_node_count
 
-POLL_SECONDS = 2.0
+POLL_SECONDS = 0.5  # between two looks into the folder, which cost nothing
+STATUS_SECONDS = 15.0  # between two `flwr ls`, which take almost two seconds of CPU time each
 BUSY_SECONDS = 60.0  # how long to wait for the server of a stopped run to end
 OnRound = Callable[[dict[str, Any]], None]  # receives the line of a finished round
 OnNodes = Callable[[int, int], None]  # receives how many nodes are online and how many are needed
@@ -87,8 +88,12 @@ def follow(
         RunError: the run failed, or it left no model or no report.
     """
     shown, node_count = len(read_rounds(folder)), None
+    status, asked = "", -STATUS_SECONDS
+    before = _modified(folder / MODEL_FILE)
     while True:
-        status = run_status(deployment, run)
+        ends = _modified(folder / MODEL_FILE) != before  # the server has written the model: ask often now
+        if time.monotonic() - asked >= (POLL_SECONDS if ends else STATUS_SECONDS):
+            status, asked = run_status(deployment, run), time.monotonic()
         rounds = read_rounds(folder)
         for line in rounds[shown:]:
             on_round(line)
@@ -105,6 +110,10 @@ def follow(
         raise RunError(f"run {run} {status.replace(':', ', ')}; read its log with: {log}")
     _check_model(folder / MODEL_FILE, run)
     return CompletedRun(folder, len(rounds), _read_report(folder / REPORT_FILE, run))
+
+
+def _modified(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def run_status(deployment: Deployment, run: int) -> str:
