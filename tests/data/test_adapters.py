@@ -1,3 +1,6 @@
+import io
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -391,6 +394,40 @@ number = 3
 def nothing():
     return None
 """
+
+
+class TestBombs:
+    """Small files that announce, or unpack to, far more than they are."""
+
+    def test_an_npz_of_zeros_is_refused(self, tmp_path):
+        path = tmp_path / "bomb.npz"
+        np.savez_compressed(path, inputs=np.zeros((80, 1 << 20), np.uint8), labels=np.zeros(80, int))
+        assert path.stat().st_size < 200_000
+        with pytest.raises(DataError, match="looks like a zip bomb"):
+            load_task(f"npz:{path}")
+
+    def test_a_header_that_announces_16_terabytes(self, tmp_path):
+        path = tmp_path / "liar.npz"
+        file = io.BytesIO()
+        np.save(file, np.zeros(4))
+        content = file.getvalue().replace(b"(4,), }" + b" " * 12, b"(4000000000000,), }")
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("inputs.npy", content)
+            archive.writestr("labels.npy", file.getvalue())
+        with pytest.raises(DataError, match="announces 32000000000000 bytes and has 32"):
+            load_task(f"npz:{path}")
+
+    def test_a_small_png_of_very_many_pixels(self, tmp_path):
+        folder = tmp_path / "images" / "a"
+        folder.mkdir(parents=True)
+        Image.new("1", (9000, 9000)).save(folder / "bomb.png")
+        assert (folder / "bomb.png").stat().st_size < 20_000
+        with pytest.raises(DataError, match="9000 × 9000 pixels are more than"):
+            load_task(f"folder:{tmp_path / 'images'}")
+
+    def test_a_huge_label_does_not_make_billions_of_class_names(self):
+        labels = np.array([0] * 7 + [2**33])
+        assert load_task((np.zeros((8, 2)), labels)).train.classes == ("0", str(2**33))
 
 
 def test_module_and_function(tmp_path, monkeypatch):

@@ -399,6 +399,25 @@ def test_a_damaged_line_is_an_error(tmp_path: Path, line: bytes) -> None:
         run_folder.read_rounds(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"round": 1, "test": 3}',
+        '{"round": 1, "test": {"accuracy": "x"}}',
+        '{"round": 1, "test": {"accuracy": null}}',
+        '{"round": true}',
+        '{"round": 1, "seconds": []}',
+        '{"round": 1, "server": 3}',
+        '{"round": 1, "set_aside": [4]}',
+        "[" * 9999,
+    ],
+)
+def test_a_line_that_no_report_can_use_is_an_error(tmp_path: Path, line: str) -> None:
+    (tmp_path / "rounds.jsonl").write_text(line + "\n")
+    with pytest.raises(RunError, match=r"line 1 of .* is damaged"):
+        run_folder.read_rounds(tmp_path)
+
+
 def test_a_resumed_run_must_have_all_its_rounds(play: Play, pool: ProcessPool, silent: Any) -> None:
     folder = play("whole", "fedavg")
     (folder / "model.safetensors").unlink()

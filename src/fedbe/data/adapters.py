@@ -27,7 +27,8 @@ from fedbe.data.arrays import (
     with_classes,
 )
 from fedbe.data.dataset import Dataset, Task
-from fedbe.data.readers.images import UNREADABLE_IMAGE, eight_bit, is_deep
+from fedbe.data.readers import npz
+from fedbe.data.readers.images import UNREADABLE_IMAGE, eight_bit, is_deep, open_image
 from fedbe.errors import DataError, SettingError
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -93,7 +94,7 @@ def _common_mode(files: Sequence[Path]) -> str:
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             yield image
     except UNREADABLE_IMAGE as problem:
         raise DataError(f"{path} is not a readable image ({problem}); remove or replace it") from problem
@@ -115,10 +116,11 @@ def from_npz(path: Path) -> Dataset | Task:
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path} is not an .npz file; write it with numpy.savez")
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {KNOWN_NAMES.get(key, key): archive[key] for key in archive.files}
+        arrays: dict[str, Any] = {KNOWN_NAMES.get(key, key): value for key, value in npz.read_arrays(path).items()}
         # Here, because texts with invalid characters fail only when they become Python strings.
         classes = np.ravel(arrays["classes"]).tolist() if "classes" in arrays else None
+    except DataError:
+        raise
     except Exception as problem:  # numpy, zipfile and zlib raise many kinds of errors on a damaged file
         raise DataError(f"{path} is not an .npz of plain arrays ({problem})") from problem
     for part in ("", "test_"):

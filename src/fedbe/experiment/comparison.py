@@ -232,9 +232,10 @@ def _plan(folder: Path) -> Mapping[str, list]:  # type: ignore[type-arg]
     """The methods and seeds of a comparison."""
     try:
         plan: Mapping[str, list] = json.loads((folder / "compare.json").read_text())  # type: ignore[type-arg]
-        if not all(isinstance(plan[part], list) and plan[part] for part in ("methods", "seeds")):
-            raise ValueError("compare.json must list methods and seeds")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        for part, kind in (("methods", str), ("seeds", int)):
+            if not isinstance(plan[part], list) or not plan[part] or not all(type(v) is kind for v in plan[part]):
+                raise ValueError("compare.json must list methods and seeds")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{folder} is not a comparison: {error}") from error
     return plan
 

@@ -50,7 +50,7 @@ def load_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
         raise RecipeError(f"no recipe '{source}': {nearest(str(source), available_recipes())} or give a TOML file")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecipeError(f"{path} is not valid TOML: {error}") from error
     values.setdefault("name", path.stem)
     return _recipe(values, changes, str(source))

@@ -40,6 +40,7 @@ INFO_FILE = "run.json"
 MODEL_FILE = "model.safetensors"
 RECIPE_FILE = "recipe.toml"
 ROUNDS_FILE = "rounds.jsonl"
+MEASUREMENTS = ("test", "test_average", "test_ensemble", "seconds", "memory_mb", "bytes")  # numbers, in a record
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,18 @@ def read_info(folder: Path) -> RunInfo:
     path = folder / INFO_FILE
     try:
         info = RunInfo(**json.loads(path.read_text(encoding="utf-8")))
-        if not isinstance(info.made_with, dict):
-            raise TypeError("made_with must be a table")
+        if not isinstance(info.made_with, dict) or not all(isinstance(v, str) for v in info.made_with.values()):
+            raise TypeError("made_with must be a table of texts")
+        if type(info.seed) is not int or not isinstance(info.method, str) or not isinstance(info.precision, str):
+            raise TypeError("method, seed and precision must be a text, a whole number and a text")
+        if info.finished is not None and "accuracy" not in (info.final or {}):
+            raise TypeError("a finished run must have a final accuracy")
+        check_numbers(info.final or {})
         return info
     except FileNotFoundError:
         raise RunError(f"{folder} is not a run folder: {INFO_FILE} is missing") from None
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{path} cannot be read: {error}") from error
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise RunError(f"{path} cannot be read: {error}"[:500]) from error
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -151,14 +157,33 @@ def read_rounds(folder: Path) -> list[Record]:
             continue
         try:
             record = json.loads(line)
-            if not isinstance(record["round"], int):
-                raise TypeError("`round` must be a whole number")
+            _check_record(record)
             records.append(record)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if number == len(lines) and not line.endswith(b"\n"):
                 break
             raise RunError(f"line {number} of {path} is damaged: restore the file, or start a new run") from error
     return records
+
+
+def _check_record(record: Record) -> None:
+    """Raise a TypeError unless a line has the form that reports rely on."""
+    if type(record["round"]) is not int or not 1 <= record["round"] < 10**9:
+        raise TypeError("`round` must be a whole number")
+    for name in MEASUREMENTS:
+        check_numbers(record.get(name, {}))
+    if not all(isinstance(part, dict) for part in (record.get("server", {}), record.get("test_clients", {}))):
+        raise TypeError("`server` and `test_clients` must be tables")
+    for aside in record.get("set_aside", []):
+        _ = aside["client"], aside["reason"]
+
+
+def check_numbers(table: Mapping[str, Any]) -> None:
+    """Raise a TypeError unless a table has only numbers, or null where there is none."""
+    if not all(value is None or type(value) in (int, float) for value in table.values()):
+        raise TypeError("a measurement must be a number")
+    if "accuracy" in table and table["accuracy"] is None:
+        raise TypeError("an accuracy must be a number")
 
 
 def append_round(folder: Path, record: Mapping[str, Any]) -> None:

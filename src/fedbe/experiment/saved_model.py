@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from fedbe.algorithms.vote import Member, VoteRule, get_vote_rule, mean_vote
@@ -20,7 +19,7 @@ from fedbe.core.random import generator
 from fedbe.core.state import Layout
 from fedbe.data import make_loader
 from fedbe.data.dataset import Shape, shape_text
-from fedbe.data.readers.images import UNREADABLE_IMAGE, eight_bit
+from fedbe.data.readers.images import UNREADABLE_IMAGE, eight_bit, open_image
 from fedbe.errors import DataError, FedBEError, RunError
 from fedbe.experiment.federation import Federation, ModelSpec, is_image, is_shipped
 from fedbe.experiment.run_folder import MODEL_FILE, read_recipe, write_model
@@ -220,7 +219,7 @@ def read_image(path: Path, shape: Shape) -> Tensor:
     """
     channels, height, width = check_takes_images(shape)
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             fitted = eight_bit(image).convert("L" if channels == 1 else "RGB").resize((width, height))
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None

@@ -64,11 +64,11 @@ def read_instructions(content: RecordDict) -> TrainInstructions:
     if not ours:
         return TrainInstructions(get_method("fedavg"), 0, number)
     try:
-        rules: dict[str, Any] = json.loads(ours["rules"])
+        rules: dict[str, Any] = dict(json.loads(ours["rules"]))
         method = get_method(ours["method"], **rules)
         return TrainInstructions(method, int(ours["seed"]), number, ours["memory"], ours["weight"])
-    except (KeyError, ValueError) as error:
-        raise SettingError(f"the server's instructions cannot be read: {error}") from error
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise SettingError(f"the server's instructions cannot be read: {error}"[:300]) from error
 
 
 def users_config(content: RecordDict) -> ConfigRecord:

@@ -115,12 +115,15 @@ class RunRecorder:
         assert self.folder is not None, "callers check for a folder"
         path = self.folder / REPORT_FILE
         try:
-            report: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
-        except ValueError as error:
+            report = dict(json.loads(path.read_text())) if path.exists() else {}
+            kinds: dict[str, dict[str, Any]] = {kind: dict(report.get(kind, {})) for kind in METRIC_KINDS}
+            if not all(number.isdigit() for by_round in kinds.values() for number in by_round):
+                raise ValueError("rounds must be whole numbers")
+        except (ValueError, TypeError, RecursionError) as error:
             raise RunError(
                 f"{path} is damaged: restore it from a copy, or remove it and lose earlier metrics"
             ) from error
-        return {kind: report.get(kind, {}) for kind in METRIC_KINDS}
+        return kinds
 
 
 def round_line(info: RoundInfo, method: str, set_aside: Iterable[SetAside], seconds: float) -> dict[str, Any]:
@@ -147,8 +150,11 @@ def read_node_count(folder: Path) -> tuple[int, int] | None:
     path = folder / NODES_FILE
     if not path.exists():
         return None
-    count = json.loads(path.read_text())
-    return count["online"], count["needed"]
+    try:
+        count = json.loads(path.read_text())
+        return int(count["online"]), int(count["needed"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # it is only for a message
+        return None
 
 
 def _jsonable(value: Any) -> Any:

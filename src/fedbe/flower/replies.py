@@ -85,8 +85,9 @@ class RoundReplies:
                 raise StateError(f"its reply must have one ArrayRecord, got {len(records)}")
             return self._read_record(records[0], num_examples(message.content, self._weight_key), client)
         finally:
-            for record in records:
-                record.clear()  # frees the arrays; the metrics stay
+            for record in records:  # free the arrays; the metrics stay
+                for name in list(record):  # `clear` takes minutes for a record of 10⁵ names
+                    del record[name]
 
     def _check_client(self, node: int, content: RecordDict, client: ClientId) -> None:
         """Check that the node may reply for this client and that it trained as instructed."""

@@ -113,6 +113,18 @@ def test_an_unsupported_zip_is_an_error(tmp_path, at, value):
         read_files(path, is_bin)
 
 
+def test_a_zip_that_lies_about_its_size_takes_no_memory(tmp_path):
+    size = 60 << 20
+    path = make_zip(tmp_path / "lie.zip", {"a.bin": bytes(size)})
+    path.write_bytes(path.read_bytes().replace(size.to_bytes(4, "little"), (1000).to_bytes(4, "little")))
+    tracemalloc.start()
+    with pytest.raises(DataError, match="is damaged or cut short"):
+        read_files(path, is_bin)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < size / 10
+
+
 def test_a_zip_with_a_false_size_is_refused(tmp_path):
     path = make_zip(tmp_path / "lie.zip", {"a.bin": bytes(40 << 20)})
     raw = path.read_bytes()

@@ -65,13 +65,27 @@ def read_by_name(path: Path, names: Container[str]) -> dict[str, bytes]:
 
 
 def _read_zip(path: Path, wanted: NameFilter) -> dict[str, bytes]:
-    budget = _Budget(path)
     with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        for member in members:
-            kind = member.external_attr >> 28  # the Unix file type; 0 if the zip has none
-            budget.check(member.filename, member.file_size, plain=kind in (0, 4, 8))
-        return {m.filename: archive.read(m) for m in members if not m.is_dir() and wanted(m.filename)}
+        members = checked_members(path, archive)
+        return {m.filename: read_member(archive, m) for m in members if not m.is_dir() and wanted(m.filename)}
+
+
+def checked_members(path: Path, archive: zipfile.ZipFile, limit: int = 0) -> list[zipfile.ZipInfo]:
+    """The members of a zip, after a check of all of them: see above. `limit` bytes are always allowed."""
+    budget, members = _Budget(path), archive.infolist()
+    budget.limit = max(budget.limit, limit)
+    for member in members:
+        kind = member.external_attr >> 28  # the Unix file type; 0 if the zip has none
+        budget.check(member.filename, member.file_size, plain=kind in (0, 4, 8))
+    return members
+
+
+def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """The content of a member of a zip. A member that unpacks to more than it announces is cut, not unpacked whole."""
+    if member.compress_type in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):  # Python cannot unpack a part of these
+        raise DataError(f"{archive.filename} uses a rare compression for '{member.filename}'; pack it again")
+    with archive.open(member) as content:
+        return content.read(member.file_size)
 
 
 def _read_tar(path: Path, wanted: NameFilter) -> dict[str, bytes]:

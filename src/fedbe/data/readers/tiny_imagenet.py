@@ -15,12 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from fedbe.data.dataset import Dataset, Task
 from fedbe.data.readers.archives import read_files
-from fedbe.data.readers.images import UNREADABLE_IMAGE
+from fedbe.data.readers.images import UNREADABLE_IMAGE, open_image
 from fedbe.errors import DataError
 
 FOLDER = "tiny-imagenet-200/"
@@ -73,7 +72,7 @@ def _is_image(file: str, folder: str) -> bool:
 def _pixels(content: bytes, path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     try:
         # Some images are grey; convert gives them three channels.
-        pixels = np.asarray(Image.open(BytesIO(content)).convert("RGB"))
+        pixels = np.asarray(open_image(BytesIO(content)).convert("RGB"))
     except UNREADABLE_IMAGE as problem:
         raise DataError(f"{path} is not a readable image ({problem}); download the data set again") from problem
     if pixels.shape != (SIDE, SIDE, 3):
