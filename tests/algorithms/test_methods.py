@@ -67,7 +67,14 @@ def test_the_paper_s_settings_are_the_defaults():
 def test_the_released_variant_sets_what_a_method_has(name):
     plain, released = get_method(name).settings(), get_method(name, "released").settings()
     changed = {k: released[k] for k in plain if plain[k] != released[k]}
-    assert changed == {k: v for k, v in methods.VARIANTS["released"].items() if k in plain and v != plain[k]}
+    released_settings = methods.variant_settings(name, "released")
+    assert changed == {k: v for k, v in released_settings.items() if k in plain and v != plain[k]}
+
+
+@pytest.mark.parametrize("name", ["feddf", "past-averages"])
+@pytest.mark.parametrize("variant", methods.VARIANTS)
+def test_methods_of_others_have_no_variants(name, variant):
+    assert get_method(name, variant) == methods.METHODS[name]
 
 
 def test_a_variant_does_not_touch_what_makes_a_method_itself():

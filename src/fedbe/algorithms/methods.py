@@ -291,6 +291,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 DEFAULT_VARIANT = "paper"
+# Methods of others that distil: their rows say all of it, and no variant of FedBE changes them.
+_WITHOUT_VARIANTS = ("feddf", "past-averages")
 
 
 def variant_settings(method: str, variant: str) -> dict[str, Any]:
@@ -304,7 +306,9 @@ def variant_settings(method: str, variant: str) -> dict[str, Any]:
         {}
     """
     check_option("variant", variant, VARIANTS)
-    return {} if variant == "auto" and not method.startswith("fedbe") else VARIANTS[variant]
+    if method in _WITHOUT_VARIANTS or (variant == "auto" and not method.startswith("fedbe")):
+        return {}
+    return VARIANTS[variant]
 
 
 def get_method(name: str, variant: str = DEFAULT_VARIANT, **settings: Any) -> Method:
