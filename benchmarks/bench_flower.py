@@ -31,7 +31,7 @@ def seconds(strategy: FlowerFedAvg, model: nn.Module) -> float:
     """CPU seconds of `configure_train` and `aggregate_train` in one round."""
     arrays = ArrayRecord(model.state_dict())
     begin = time.process_time()
-    sent = list(strategy.configure_train(1, arrays, ConfigRecord(), Nodes()))
+    sent = list(strategy.configure_train(1, arrays, ConfigRecord(), Nodes()))  # type: ignore[arg-type]
     spent = time.process_time() - begin
     replies = []
     for number, message in enumerate(sent):

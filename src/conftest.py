@@ -2,4 +2,5 @@
 
 import importlib.util
 
-collect_ignore_glob = [] if importlib.util.find_spec("flwr") else ["fedbe/flower/*"]
+ENGINES = {"flwr": "fedbe/flower/*", "nvflare": "fedbe/nvflare/*"}
+collect_ignore_glob = [path for name, path in ENGINES.items() if importlib.util.find_spec(name) is None]

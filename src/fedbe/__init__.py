@@ -73,7 +73,7 @@ _NAMES = {
 }  # fmt: skip
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 # Packages that the documentation uses as attributes, such as fedbe.flower.FedBE.
-_PACKAGES = ("algorithms", "core", "data", "experiment", "flower", "models", "posterior", "report")
+_PACKAGES = ("algorithms", "core", "data", "experiment", "flower", "models", "nvflare", "posterior", "report")
 
 __all__ = [
     "AggregationError",

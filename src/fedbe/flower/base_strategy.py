@@ -23,12 +23,12 @@ from fedbe.core.random import generator
 from fedbe.core.state import ModelState
 from fedbe.core.updates import check_num_examples
 from fedbe.errors import AggregationError, SettingError, StateError, check_settings
+from fedbe.experiment.recorder import RunRecorder, round_line
 from fedbe.experiment.run_state import RunState
 from fedbe.flower import messages
 from fedbe.flower.arrays import is_positional, pack_state, split_extras, to_record, with_positions
 from fedbe.flower.nodes import NodeManager, log, sender
 from fedbe.flower.privacy import check_wrapper
-from fedbe.flower.recorder import RunRecorder, round_line
 from fedbe.flower.replies import RoundReplies, average_metrics, check_no_error, describe_unreadable, num_examples
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]  # (round, global model) -> metrics

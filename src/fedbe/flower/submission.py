@@ -14,10 +14,10 @@ import tomli_w
 
 from fedbe.core.files import locked, make_folder
 from fedbe.errors import BusyError, RunError
+from fedbe.experiment.recorder import NODES_FILE, REPORT_FILE, read_node_count
 from fedbe.experiment.run_folder import MODEL_FILE, read_rounds
 from fedbe.flower.app_config import convert_overrides, parse_overrides
 from fedbe.flower.deployment import Deployment, Print
-from fedbe.flower.recorder import NODES_FILE, REPORT_FILE, read_node_count
 
 POLL_SECONDS = 0.5  # between two looks into the folder, which cost nothing
 STATUS_SECONDS = 15.0  # between two `flwr ls`, which take almost two seconds of CPU time each

@@ -1,4 +1,4 @@
-"""The run folder of a federation: a checkpoint and a line of report for each round, and the final model.
+"""The run folder of Flower and NVFlare: a checkpoint and a line of report for each round, and the final model.
 
 FOLDER/checkpoint-*.safetensors   all that crosses a round: model, server memory, the clients' memories
 FOLDER/rounds.jsonl               one line a round: who took part, who was set aside and why, how long it took
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import MetricRecord
 
 from fedbe.algorithms.api import RoundInfo, Server
 from fedbe.algorithms.server.guard import SetAside
@@ -82,7 +81,7 @@ class RunRecorder:
         write_json(self.folder / REPORT_FILE, report)
         return state
 
-    def save_round(self, state: RunState, line: dict[str, Any], metrics: MetricRecord | None) -> None:
+    def save_round(self, state: RunState, line: dict[str, Any], metrics: Mapping[str, Any] | None) -> None:
         """Write a finished round. The checkpoint is written last: it marks the round as complete."""
         if self.folder is not None:
             run_folder.append_round(self.folder, line)
@@ -94,7 +93,7 @@ class RunRecorder:
         if self.folder is not None:
             write_json(self.folder / NODES_FILE, {"online": online, "needed": needed})
 
-    def add_metrics(self, kind: str, round: int, metrics: MetricRecord | None) -> None:
+    def add_metrics(self, kind: str, round: int, metrics: Mapping[str, Any] | None) -> None:
         """Add metrics to report.json at once, so that a stopped run keeps them."""
         if self.folder is not None and metrics is not None:
             report = self._read_report()

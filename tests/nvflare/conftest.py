@@ -1,0 +1,16 @@
+"""Without NVFlare, these tests are skipped."""
+
+import importlib.util
+import os
+from typing import Any
+
+MISSING = importlib.util.find_spec("nvflare") is None
+if MISSING and os.environ.get("CI"):
+    raise RuntimeError("CI must run the NVFlare tests: pip install 'fedbe[nvflare]'")
+if MISSING:
+    collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if MISSING:
+        terminalreporter.write_line("tests/nvflare is skipped: NVFlare is not installed (pip install 'fedbe[nvflare]')")

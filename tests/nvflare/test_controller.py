@@ -1,0 +1,118 @@
+"""The controller and the messages, without the simulator."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.job_config.api import FedJob
+from torch import nn
+
+from fedbe import LocalSettings
+from fedbe.algorithms.methods import METHODS, get_method
+from fedbe.core.state import Layout
+from fedbe.errors import SettingError, StateError
+from fedbe.nvflare import MethodController, fit
+from fedbe.nvflare.controller import natural_order
+from fedbe.nvflare.messages import instructions, read_update, to_arrays, to_state
+
+MODEL = nn.Linear(2, 3)
+START = MODEL.state_dict()
+
+
+def update(result, method="fedavg"):
+    return read_update(result, "site-1", get_method(method), Layout(MODEL), START)
+
+
+def test_every_argument_is_stored_under_its_name_and_exported(tmp_path):
+    """NVFlare's exporter reads the attributes and builds the controller from them."""
+    arguments = {
+        "method": "fedprox",
+        "model": "net:Net",
+        "unlabeled": "net:images",
+        "settings": {"seed": 3, "proximal_mu": 0.1},
+        "folder": "/runs/one",
+        "num_clients": 2,
+        "num_rounds": 7,
+        "timeout": 30,
+        "persistor_id": "mine",
+    }
+    made = MethodController(**arguments)
+    assert set(arguments) == set(inspect.signature(MethodController.__init__).parameters) - {"self"}
+    assert {name: getattr(made, name) for name in arguments} == arguments
+    job = FedJob(name="exported", min_clients=1)
+    job.to_server(made)
+    job.export_job(str(tmp_path))
+    config = json.loads(next(tmp_path.rglob("config_fed_server.json")).read_text())
+    exported = config["workflows"][0]
+    assert exported["path"] == "fedbe.nvflare.controller.MethodController"
+    assert exported["args"] == arguments
+
+
+def test_a_reply_of_an_nvflare_client_is_read():
+    full = {"weight": np.ones((3, 2), np.float32), "bias": np.zeros(3, np.float32)}
+    assert update(FLModel(params=full)).num_examples == 1
+    steps = update(FLModel(params=full, meta={"NUM_STEPS_CURRENT_ROUND": 8}))
+    assert steps.num_examples == 8
+    assert steps.state["weight"].tolist() == [[1, 1]] * 3
+    moved = update(FLModel(params=full, params_type="DIFF")).state["weight"]
+    torch.testing.assert_close(moved, START["weight"] + 1)
+
+
+@pytest.mark.parametrize("params", [{}, {"weight": np.array(["a"])}, {"weight": object()}])
+def test_a_reply_that_cannot_be_read_is_a_state_error(params):
+    with pytest.raises(StateError):
+        update(FLModel(params=params, params_type="FULL"))
+
+
+def test_a_client_must_apply_the_rules_of_the_method():
+    with pytest.raises(StateError, match=r"did not apply the rules of FedProx: use fedbe\.nvflare\.fit"):
+        update(FLModel(params=to_arrays(START)), "fedprox")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_client_follows_every_method(name):
+    method = get_method(name)
+    asked = {**instructions(method, 3, 1), "broadcast": {}, "memory": {}}
+    received = FLModel(params=to_arrays(START), meta={"fedbe": asked})
+    reply = fit(
+        received, MODEL, torch.randn(8, 2), torch.arange(8) % 3, LocalSettings(epochs=1, batch_size=4), client_id=1
+    )
+    read = update(reply, name)
+    assert (read.num_examples, set(read.extras)) == (8, set(method.extras))
+    assert not np.allclose(reply.params["weight"], START["weight"])
+
+
+def test_bfloat16_travels_as_float32():
+    half = nn.Linear(2, 3).to(torch.bfloat16)
+    arrays = to_arrays(half.state_dict())
+    assert arrays["weight"].dtype == np.float32
+    assert torch.equal(to_state(arrays, Layout(half), "it")["weight"], half.weight)
+
+
+def test_a_message_of_another_controller_is_refused():
+    with pytest.raises(SettingError, match="MethodController"):
+        fit(FLModel(params=to_arrays(START)), MODEL, torch.zeros(1, 2), torch.zeros(1))
+
+
+def test_sites_are_in_their_natural_order():
+    names = [f"site-{i}" for i in (10, 2, 1)]
+    assert sorted([*names, "hospital"], key=natural_order) == ["hospital", "site-1", "site-2", "site-10"]
+
+
+def test_without_nvflare_the_extra_is_named():
+    code = "import importlib.util as u; u.find_spec = lambda *_: None; import fedbe.nvflare"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'fedbe[nvflare]'" in done.stderr
+
+
+def test_the_example_exports_a_job(tmp_path):
+    example = Path(__file__).parents[2] / "examples" / "nvflare" / "job.py"
+    subprocess.run([sys.executable, example, "--export", tmp_path], check=True, capture_output=True)
+    assert next(tmp_path.rglob("config_fed_server.json"))
+    assert list(tmp_path.rglob("task.py"))
