@@ -34,7 +34,7 @@ bench: $(VENV)/.dev    ## measure speed (takes a few minutes)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(VENV)/.docs    ## build the documentation into site/
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "documentation: site/index.html"
 
 clean:    ## remove the environment and everything that was built

@@ -1,11 +1,13 @@
 """Links and names in the documentation exist."""
 
 import re
+import tomllib
 from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
 
+import fedbe
 from fedbe.algorithms.methods import get_method
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +37,18 @@ def test_every_name_of_the_reference_exists():
     assert names
     for name in names:
         assert resolve_name(name).__doc__, f"{name} has no docstring"
+
+
+def test_every_public_name_is_in_the_reference():
+    listed = {
+        name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", (ROOT / "docs/reference.md").read_text(), re.M)
+    }
+    assert set(fedbe.__all__) <= listed
+
+
+def test_the_versions_agree():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_the_settings_of_other_programs_are_settings_of_ours():

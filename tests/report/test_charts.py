@@ -29,7 +29,7 @@ def test_the_table_of_a_comparison(comparison: Path) -> None:
         ),
         bold=(1,),
     )
-    assert section.finding == "FedBE is 11.0 points above FedAvg"
+    assert section.finding == "No certain difference: on average FedBE has 11.0 points more than FedAvg"
     assert section.certainty == "Paired over n = 2 seeds, p = 0.058: this may be chance; try more seeds."
 
 
@@ -144,7 +144,10 @@ def test_without_a_common_seed_no_method_is_best(make_run) -> None:
     section = section_of(make_run("a", "fedavg", [0.1, 0.2, 0.8], 0), make_run("b", "fedbe", [0.1, 0.2, 0.7], 1))
     assert section.finding == "The methods have no seed in common"
     assert section.results.bold == ()
-    assert [section.charts[i].title for i in (0, 2)] == ["Test accuracy by round", "Calibration error by round"]
+    assert [section.charts[i].title for i in (0, 2)] == [
+        "Test accuracy by round",
+        "How far stated confidence is from accuracy, by round",
+    ]
 
 
 def test_unfinished_methods_are_compared_in_their_last_common_round(make_run) -> None:

@@ -186,7 +186,10 @@ def verdict(rows: Sequence[Row]) -> tuple[str, str]:
     gain = f"{title} is {best.difference:.1f} points above {reference}"
     if best.chance is None:
         return gain, f"too few seeds for a p-value: n = {n}"
-    sure = "unlikely to be chance" if best.chance < 0.05 else "this may be chance; try more seeds"
+    sure = "unlikely to be chance"
+    if best.chance >= 0.05:  # a gain that may be chance is not a headline
+        gain = f"No certain difference: on average {title} has {best.difference:.1f} points more than {reference}"
+        sure = "this may be chance; try more seeds"
     relation = readable(best.chance) if best.chance < 0.001 else f"= {readable(best.chance)}"
     return gain, f"paired over n = {n} seeds, p {relation}: {sure}"
 

@@ -96,10 +96,11 @@ def calibration(group: RunGroup) -> Chart | None:
     series = _by_method(group, value)
     if not series:
         return None
-    title = "Calibration error by round"
+    title = "How far stated confidence is from accuracy, by round"
     if ends := _last_points(group, value):
         best, end = min(ends.items(), key=lambda pair: pair[1].y)
-        title = f"{best} has {'a' if len(series) == 1 else 'the lowest'} calibration error: {end.y:.1f} points"
+        least = "" if len(series) == 1 else ", the least of all methods"
+        title = f"{best} is off by {end.y:.1f} points when it says how sure it is{least}"
     caption = (
         "Expected calibration error (ECE, 15 bins) on the test data by round: the mean distance between confidence "
         f"and accuracy. 0 is best. {how_to_read(group.runs)}."

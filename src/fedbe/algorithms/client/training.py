@@ -105,7 +105,8 @@ def train(
     Args:
         runner: runs the model.
         start: the global model.
-        inputs, labels: the client's data; labels are class indices [N, …].
+        inputs: the client's inputs.
+        labels: their class indices [N, …]; -100 is ignored.
         settings: epochs, step size and so on.
         generator: all random numbers follow from it (order of examples, augmentation, dropout).
         rules: hooks that change the gradient; any tuple composes.

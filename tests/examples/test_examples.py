@@ -1,0 +1,60 @@
+"""Every example runs and learns."""
+
+import importlib
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+needs_transformers = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("transformers", "peft")) or shutil.which("npm") is None,
+    reason="needs transformers, peft and npm: pip install 'fedbe[examples]'",
+)
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Imports an example as its own script would."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) and Path(sys.modules[name].__file__).parent == EXAMPLES:
+            del sys.modules[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "least"), [("library_loop", 0.7), ("hospitals", 0.85), ("image_folder", 0.8)])
+def test_an_example_learns(example, name, least):
+    assert example(name).main() > least
+
+
+@needs_transformers
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of transformers and peft
+@pytest.mark.parametrize(("name", "least"), [("text", 0.65), ("lora", 0.6)])
+def test_a_text_example_learns(example, name, least):
+    assert example(name).main(2) > least
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_cell_by_cell(monkeypatch):
+    monkeypatch.chdir(EXAMPLES)
+    names = {}
+    cells = json.loads((EXAMPLES / "tour.ipynb").read_text(encoding="utf-8"))["cells"]
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"], "a notebook in the repository has no outputs"
+            exec("".join(cell["source"]), names)  # noqa: S102
+    assert min(names["results"].values()) > 0.5
+
+
+def test_every_example_is_listed():
+    listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    for path in EXAMPLES.iterdir():
+        if path.suffix in {".py", ".ipynb"}:
+            assert f"]({path.name})" in listed
