@@ -10,7 +10,7 @@ from fedbe import ClientUpdate, FedAvg, FedAvgM, FedBE, FedProx, OneEnsemble, Pl
 from fedbe.core.inputs import TensorInputs
 from fedbe.errors import AggregationError, ModelError, SettingError
 
-QUICK = {"distill_epochs": 2, "distill_batch_size": 8, "num_samples": 2}
+QUICK = {"variant": "paper", "distill_epochs": 2, "distill_batch_size": 8, "num_samples": 2}
 
 
 def _round(server, module, updates):

@@ -34,7 +34,7 @@ EXTRAS = {ControlVariate: "control", Dynamic: "gradient"}
 @pytest.mark.parametrize("name", ROWS)
 def test_rows(name):
     rules, stages, distillation = ROWS[name]
-    method = get_method(name)
+    method = get_method(name, "paper")
     assert tuple(type(r) for r in method.rules) == rules
     assert tuple(type(s) for s in method.stages) == stages
     assert method.needs_unlabeled(nn.Linear(1, 1)) == (distillation is not None)
@@ -51,8 +51,8 @@ def test_no_row_is_forgotten():
     assert len({m.title for m in methods.METHODS.values()}) == len(ROWS)
 
 
-def test_the_paper_s_settings_are_the_defaults():
-    settings = get_method("fedbe").settings()
+def test_the_variant_paper_has_the_paper_s_settings():
+    settings = get_method("fedbe", "paper").settings()
     expected = {
         "num_samples": 10, "posterior": "gaussian", "scale": 1.0, "sharpening": 2.0, "distill_epochs": 20,
         "distill_batch_size": 128, "distill_lr": 1e-3, "distill_lr_min": 4e-4,
@@ -65,7 +65,7 @@ def test_the_paper_s_settings_are_the_defaults():
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_released_variant_sets_what_a_method_has(name):
-    plain, released = get_method(name).settings(), get_method(name, "released").settings()
+    plain, released = get_method(name, "paper").settings(), get_method(name, "released").settings()
     changed = {k: released[k] for k in plain if plain[k] != released[k]}
     released_settings = methods.variant_settings(name, "released")
     assert changed == {k: v for k, v in released_settings.items() if k in plain and v != plain[k]}
@@ -83,6 +83,14 @@ def test_a_variant_does_not_touch_what_makes_a_method_itself():
     assert get_method("v-distillation", "tuned").settings()["members"] == "C"
     assert get_method("1-ensemble", "tuned") == get_method("1-ensemble")
     assert get_method("fedavg", "tuned") == get_method("fedavg")
+
+
+def test_the_default_variant_is_auto_and_leaves_the_baselines_as_in_the_paper():
+    auto = methods.VARIANTS["auto"]
+    assert {k: get_method("fedbe").settings()[k] for k in auto} == auto
+    assert get_method("fedbe").needs_rounds is False
+    baselines = [name for name in ROWS if not name.startswith("fedbe")]
+    assert [name for name in baselines if get_method(name) != get_method(name, "paper")] == []
 
 
 def test_single_settings_win_over_the_variant():
@@ -104,7 +112,7 @@ def test_single_settings_win_over_the_variant():
         (("fedbe",), {"num_samples": "10"}, "`num_samples` must be a whole number, got '10'"),
         (("fedbe",), {"num_samples": 2.5}, "`num_samples` must be a whole number, got 2.5"),
         (("fedbe",), {"num_samples": True}, "`num_samples` must be a whole number, got True"),
-        (("fedbe",), {"num_samples": 0}, "`num_samples` must be"),
+        (("fedbe", "paper"), {"num_samples": 0}, "`num_samples` must be"),
         (("fedbe",), {"scale": "1"}, "`scale` must be a number"),
         (("fedbe",), {"augment": 1}, "`augment` must be true or false"),
         (("fedbe",), {"posterior": 3}, "`posterior` must be a word"),

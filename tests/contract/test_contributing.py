@@ -15,7 +15,7 @@ from fedbe.posterior.registry import POSTERIORS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-QUICK = {"distill_epochs": 1, "distill_batch_size": 8}
+QUICK = {"variant": "paper", "distill_epochs": 1, "distill_batch_size": 8}
 
 
 @pytest.fixture

@@ -290,7 +290,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-DEFAULT_VARIANT = "paper"
+DEFAULT_VARIANT = "auto"
 # Methods of others that distil: their rows say all of it, and no variant of FedBE changes them.
 _WITHOUT_VARIANTS = ("feddf", "past-averages")
 

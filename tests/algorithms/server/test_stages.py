@@ -17,7 +17,7 @@ MEAN = [4.0, 2.0, 6.0, 1.0]  # with 1 and 3 examples
 
 def distill_stage(**settings):
     """The stage of FedBE with these settings, wherever they belong."""
-    return get_method("fedbe", **settings).stages[-1]
+    return get_method("fedbe", "paper", **settings).stages[-1]
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def step():
         runner = ModelRunner(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
         start = runner.read()
         near = lambda i: replace(start, params=start.params + 0.1 * i * torch.ones_like(start.params))  # noqa: E731
-        method = get_method(name)
+        method = get_method(name, "paper")
         extras = {extra: torch.zeros_like(start.params) for extra in method.extras}
         updates = [ClientUpdate(near(i), 10 + i, i, extras) for i in range(3)]
         method = method.with_settings({k: v for k, v in (QUICK | settings).items() if k in method.settings()})

@@ -51,7 +51,7 @@ class TestClipNorm:
 def _aggregate(name, transforms, **settings):
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
-    method = replace(get_method(name), transforms=transforms)
+    method = replace(get_method(name, "paper"), transforms=transforms)
     server = Server(method, model, unlabeled=torch.randn(20, 4), **settings)
     start = model.state_dict()
     updates = [ClientUpdate({k: v + i + 1 for k, v in start.items()}, 5, i) for i in range(3)]
