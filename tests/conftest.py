@@ -218,7 +218,7 @@ def distilled(number: int, accuracy: float) -> dict[str, Any]:
 
 @pytest.fixture
 def recipe() -> Recipe:
-    return load_recipe("digits", ("training.rounds=3", "split.clients=4"))
+    return load_recipe("digits", ("variant=paper", "training.rounds=3", "split.clients=4"))
 
 
 @pytest.fixture

@@ -106,4 +106,4 @@ def test_a_missing_checkpoint_is_explained(swissroll: Path) -> None:
     finally:
         path.with_suffix(".away").rename(path)
     assert chart is None
-    assert any("has no checkpoint" in m for m in missing)
+    assert any("checkpoint of the round before the last" in m for m in missing)

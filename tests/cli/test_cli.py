@@ -298,7 +298,7 @@ def test_debug_shows_the_traceback(words: list[str], monkeypatch: pytest.MonkeyP
     [
         (("methods",), ["1-ensemble", "fedbe+scaffold", "FedBE (w/o SWA)"]),
         (("recipes",), ["digits", "cifar10-step", "swissroll"]),
-        (("show", "digits", "--set", "training.rounds=7"), ["rounds = 7", "sharpening = 2.0", 'source = "digits"']),
+        (("show", "digits", "--set", "training.rounds=7"), ["rounds = 7", "sharpening = 3.0", 'source = "digits"']),
     ],
 )
 def test_lists_name_everything(

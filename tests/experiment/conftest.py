@@ -17,6 +17,7 @@ SMALL = (
     "training.rounds=3",
     "training.epochs=2",
     "training.one_round_epochs=4",
+    "variant=paper",
     "split.clients=4",
     "training.clients_per_round=3",
     "model.hidden=[16]",

@@ -15,6 +15,7 @@ from fedbe.experiment import loop, run_folder
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.executors.serial import Serial
 from fedbe.experiment.recipe import Recipe
+from fedbe.experiment.recipe_files import override_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -60,6 +61,23 @@ def test_a_run_stopped_after_every_round_ends_with_the_same_bits(
         assert len(run_folder.read_rounds(stopped)) == rounds
     assert loop.execute(stopped, pool, silent)
     assert identical(straight, stopped)
+
+
+def test_the_gate_gives_the_same_bits_with_any_executor_and_after_stops(
+    play: Play, identical: Identical, tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any
+) -> None:
+    changes = ["variant=auto", "settings.gate_share=0.3", "settings.distill_lr=0.1", "settings.distill_lr_min=0.1"]
+    recipe = override_recipe(small, changes)
+    straight = play("straight", "fedbe", recipe=recipe)
+    with Serial() as serial:
+        assert identical(play("serial", "fedbe", recipe=recipe, workers=serial), straight)
+    stopped = run_folder.create(tmp_path / "stopped", recipe, "fedbe", 0, "float32")
+    while not loop.execute(stopped, pool, silent, should_stop=silent.rounds_ended(1)):
+        pass
+    assert identical(straight, stopped)
+    judged = [record["server"]["gate"] for record in run_folder.read_rounds(straight) if "gate" in record["server"]]
+    assert judged
+    assert set(judged[0]) == {"average", "student", "margin", "lr", "accepted"}
 
 
 def test_a_killed_worker_changes_no_bit(

@@ -166,7 +166,7 @@ def test_changes_to_a_shipped_recipe_are_listed(make_run) -> None:
     from fedbe.experiment.recipe_files import load_recipe
 
     about = section_of(make_run("a", "fedavg", [0.1, 0.2, 0.5])).about
-    assert about[0] == "Recipe digits with split.clients=4."
+    assert about[0] == "Recipe digits with split.clients=4, variant=paper."
     plain = load_recipe("digits")
     as_shipped = section_of(make_run("b", "fedavg", [0.5] * plain.training.rounds, recipe=plain)).about
     assert as_shipped[0] == f"Recipe digits: {plain.summary}."

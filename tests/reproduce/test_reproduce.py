@@ -376,7 +376,7 @@ def test_the_documentation_lists_what_the_scale_cpu_changes(name: str, monkeypat
 def test_the_cost_of_a_run_is_its_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """FedBE, one round: 40,000 × 2 + 10,000 × (20 epochs + 21 voters × 0.3) + 10,000 tests × 0.3 = 346,000 images."""
     monkeypatch.setattr(cost, "images_per_second", lambda *_: 1000.0)
-    recipe = load_recipe("cifar10-step", ("training.rounds=1", "training.epochs=2"))
+    recipe = load_recipe("cifar10-step", ("variant=paper", "training.rounds=1", "training.epochs=2"))
     assert cost.run_seconds(recipe) == pytest.approx(346)
 
 
@@ -415,7 +415,9 @@ def test_a_run_of_two_cells_costs_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_smoke_makes_embedded_data_smaller() -> None:
     study = load_study("fig-confidence")
     cell = ("swissroll", "clients", "ECE")
-    assert study.recipe_for(cell, "cpu") == study.recipe_for(cell, "paper") == load_recipe("swissroll")
+    assert (
+        study.recipe_for(cell, "cpu") == study.recipe_for(cell, "paper") == load_recipe("swissroll", ["variant=paper"])
+    )
     small = study.recipe_for(cell, "smoke")
     assert (small.data.source, small.model.name, small.training.rounds) == ("swissroll", "mlp", 2)
     assert study.recipe_for(("cifar10", "clients", "ECE"), "smoke").data.source == "digits"
