@@ -21,7 +21,7 @@ import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from flwr.cli.build import build_fab_from_disk
-from flwr.common.config import parse_config_args
+from flwr.common.config import parse_config_args, validate_config
 from safetensors.torch import save_file
 
 from fedbe.cli import flower
@@ -68,9 +68,22 @@ def test_new_copies_neither_keys_nor_results(tmp_path, monkeypatch):
     assert files(tmp_path / "other") == files(ROOT / "examples" / "flower")
 
 
-def test_the_apps_dependencies_are_empty():
-    """Flower would install what is listed there."""
-    assert tomllib.loads((ROOT / "examples/flower/pyproject.toml").read_text())["project"]["dependencies"] == []
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower uses it
+@pytest.mark.parametrize("app", ["examples/flower", "baselines/fedbe"])
+def test_an_app_has_the_format_of_flower_hub(app):
+    """Format 1, no dependency that Flower would install at run time, only small files of UTF-8 text."""
+    folder = ROOT / app
+    config = tomllib.loads((folder / "pyproject.toml").read_text())
+    valid, errors, warnings = validate_config(config, check_module=True, project_dir=folder)
+    assert (valid, errors, warnings) == (True, [], [])
+    assert config["tool"]["flwr"]["app"]["fab-format-version"] == 1
+    assert [dependency.split(">")[0] for dependency in config["project"]["dependencies"]] == ["flwr"]
+    packed = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder)))
+    assert {"LICENSE", "README.md", "pyproject.toml"} <= set(packed.namelist())
+    for name in packed.namelist():
+        content = packed.read(name)
+        assert len(content) < 1_000_000
+        content.decode("utf-8")
 
 
 def test_keys_are_readable_by_their_owner_only_and_the_certificate_is_valid(tmp_path):

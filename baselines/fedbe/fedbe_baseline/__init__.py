@@ -1,0 +1,1 @@
+"""FedBE: making Bayesian model ensemble applicable to federated learning, as a Flower app."""

@@ -1,0 +1,68 @@
+"""The Flower baseline in baselines/fedbe: the same result as `fedbe run`, and its partitioner."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from fedbe.data import split
+from fedbe.experiment import checkpoint, loop, run_folder
+from fedbe.experiment.callbacks import Callback
+from fedbe.experiment.executors.serial import Serial
+
+BASELINE = Path(__file__).parents[2] / "baselines" / "fedbe"
+CONFIG = {
+    "method": "fedbe",
+    "recipe": "digits",
+    "rounds": 2,
+    "clients": 3,
+    "epochs": 1,
+    "changes": "model.hidden=[16] settings.distill_epochs=2 settings.num_samples=2",
+    "seed": 4,
+}
+
+
+@pytest.fixture
+def baseline(monkeypatch):
+    monkeypatch.syspath_prepend(str(BASELINE))
+    yield
+    for name in [name for name in sys.modules if name.startswith("fedbe_baseline")]:
+        del sys.modules[name]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("baseline")
+def test_the_baseline_equals_the_simulator(local_grid, tmp_path):
+    from fedbe_baseline import client_app, dataset, server_app
+
+    config = {**CONFIG, "folder": str(tmp_path / "flower")}
+    grid = local_grid(client_app.app, 3)
+    for context in grid.contexts.values():
+        context.run_config = config
+    server_app.app(grid, Context(1, 1, {}, RecordDict(), config))
+    folder = run_folder.create(tmp_path / "ours", dataset.get_recipe(config), "fedbe", 4, "float32")
+    with Serial() as executor:
+        assert loop.execute(folder, executor, Callback())
+    theirs, ours = checkpoint.latest(folder), checkpoint.latest(tmp_path / "flower")
+    assert theirs.round == ours.round == 2
+    assert torch.equal(theirs.model.params, ours.model.params)
+    assert '"accuracy"' in (tmp_path / "flower" / "report.json").read_text()
+
+
+@pytest.mark.usefixtures("baseline")
+def test_the_step_partitioner_gives_fedbes_split():
+    datasets = pytest.importorskip("datasets", reason="flwr-datasets is not installed")
+    pytest.importorskip("flwr_datasets", reason="flwr-datasets is not installed")
+    from fedbe_baseline.partitioner import StepPartitioner
+
+    labels = torch.arange(400) % 4
+    made = StepPartitioner(4, major_classes=1, minor_images=5, server_images=40, seed=3)
+    made.dataset = datasets.Dataset.from_dict({"number": list(range(400)), "label": labels.tolist()})
+    expected = split("step", labels, clients=4, server=40, seed=3, major_classes=1, minor_images=5)
+    assert made.num_partitions == 4
+    assert [made.load_partition(i)["number"][:] for i in range(4)] == [c.tolist() for c in expected.clients]
+    assert made.load_server_partition()["number"][:] == expected.server.tolist()
+    with pytest.raises(ValueError, match="from 0 to 3"):
+        made.load_partition(4)
