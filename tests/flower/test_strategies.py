@@ -912,11 +912,12 @@ def test_the_arrays_of_a_reply_are_freed_after_reading(local_grid):
     sizes = []
 
     class Watched(ArrayRecord):
-        def clear(self):
-            sizes.append([len(r) for r in records])
-            super().clear()
+        def __delitem__(self, name):
+            if len(self) == full:
+                sizes.append([len(r) for r in records])
+            super().__delitem__(name)
 
-    records = []
+    records, full = [], len(Net().state_dict())
 
     def change(_, message):
         record = Watched(dict(message.content["arrays"]))
@@ -925,7 +926,6 @@ def test_the_arrays_of_a_reply_are_freed_after_reading(local_grid):
         return message
 
     FedAvg(model=Net, **QUIET).start(local_grid(plain_app(), 3, change), arrays(), 1)
-    full = len(Net().state_dict())
     assert sizes == [[full, full, full], [0, full, full], [0, 0, full]]
     assert [len(r) for r in records] == [0, 0, 0]
 

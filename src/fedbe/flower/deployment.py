@@ -29,6 +29,7 @@ from fedbe.flower import _bootstrap, processes
 SUPERLINK = "superlink"
 START_SECONDS = 90.0  # a SuperLink lists a crashed node as online for 60 s
 RECONNECT_SECONDS = 20.0  # for nodes that run but are offline, for example because the SuperLink was restarted
+NO_INSTALLATION = "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"  # no new environment for each run
 PRIVATE_FOLDERS = ("certs/", "state/", "runs/")
 Print = Callable[[str], None]  # receives a line of progress for the user
 
@@ -60,7 +61,8 @@ class Deployment:
     def environment(self) -> dict[str, str]:
         """The environment of Flower's processes: it finds its programs by PATH and its configuration by FLWR_HOME."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        return {**os.environ, **_bootstrap.NO_TELEMETRY, "PATH": path, "FLWR_HOME": str(self.state / "flwr")}
+        ours = {"PATH": path, "FLWR_HOME": str(self.state / "flwr"), **_bootstrap.NO_TELEMETRY, NO_INSTALLATION: "1"}
+        return {**os.environ, **ours}
 
     def up(self, nodes: int, show: Print = lambda _: None) -> None:
         """Start every process that is not running yet, and nodes again that run but do not connect.
