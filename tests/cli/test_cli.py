@@ -316,11 +316,11 @@ def test_help_lists_commands_in_the_order_of_use(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "--help") == 0
+    first = ["doctor", "methods", "recipes", "show"]
     training = ["run", "compare", "resume"]
     results = ["evaluate", "predict", "report", "watch", "reproduce"]
-    lists = ["methods", "recipes", "show", "data", "flower"]
     listed = re.findall(r"^│ ([a-z]+)  ", capsys.readouterr().out, flags=re.MULTILINE)
-    assert listed == [*training, *results, *lists]
+    assert listed == [*first, *training, *results, "data", "flower"]
 
 
 def test_show_prints_a_recipe(

@@ -7,6 +7,7 @@ from fedbe.cli.console import out, plain_table
 # Extra of fedbe -> the distributions that it needs, any one of which is enough.
 EXTRAS = {
     "flower": ("flwr",),
+    "nvflare": ("nvflare",),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow", "mlflow-skinny"),
