@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast check format bench docs clean
+.PHONY: help run test test-fast chaos check format bench docs clean
 
 help:    ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 18
@@ -18,6 +18,9 @@ test: $(VENV)/.dev    ## run every test and measure branch coverage
 
 test-fast: $(VENV)/.dev    ## run the tests that are not slow, in less than two minutes
 	@$(BIN)/python -m pytest -n 2 -m "not slow and not e2e and not real" $(ARGS)
+
+chaos: $(VENV)/.dev    ## break runs, disks, files and replies on purpose, and count (takes half an hour)
+	@$(BIN)/python -m benchmarks.chaos $(ARGS)
 
 check: $(VENV)/.dev    ## check style, format, types, imports and dependencies; changes nothing
 	@$(BIN)/ruff check .

@@ -12,6 +12,8 @@ from fedbe.errors import SettingError
 ROWS = {
     "fedavg": ((), (Mean,), None),
     "fedavgm": ((), (Mean, Momentum), None),
+    "fedavg-median": ((), (Mean,), None),
+    "fedbe-median": ((), (Mean, Distill), ("AC", "swa")),
     "fedprox": ((Prox,), (Mean,), None),
     "scaffold": ((ControlVariate,), (Mean, ControlUpdate), None),
     "v-distillation": ((), (Mean, Distill), ("C", "sgd")),

@@ -163,6 +163,12 @@ METHODS: dict[str, Method] = {
     for m in (
         Method("fedavg", "FedAvg", "the weighted average of the clients' weights"),
         Method("fedavgm", "FedAvgM", "FedAvg with momentum at the server", stages=(Mean(), Momentum())),
+        Method(
+            "fedavg-median",
+            "FedAvg (median)",
+            "the coordinate median of the clients' weights: for clients that may be hostile",
+            stages=(Mean(robust="median"),),
+        ),
         Method("fedprox", "FedProx", "FedAvg whose clients are held near the global model", rules=(Prox(),)),
         Method(
             "scaffold",
@@ -195,6 +201,13 @@ METHODS: dict[str, Method] = {
             "FedBE (w/o SWA)",
             "FedBE with plain SGD in the distillation",
             stages=(Mean(), Distill(distillation=_PLAIN_SGD)),
+        ),
+        Method(
+            "fedbe-median",
+            "FedBE (median)",
+            "average and clients vote by median, the median model learns: for clients that may be hostile",
+            # Without samples: hostile clients would decide the posterior that they are drawn from.
+            stages=(Mean(robust="median"), Distill(EnsembleSettings(members="AC", vote="median"))),
         ),
         Method(
             "fedbe+fedprox",

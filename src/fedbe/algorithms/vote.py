@@ -81,8 +81,56 @@ def _softened(probabilities: Tensor) -> Tensor:
     return roots.div_(roots.sum(1, keepdim=True))
 
 
+def median_vote(predictions: Iterable[Tensor]) -> Tensor:
+    """The median of the members' probabilities, normalized to sum to 1: members below half cannot decide.
+
+    All predictions are in memory at once.
+
+    Example:
+        >>> median_vote([torch.tensor([[0.8, 0.2]]), torch.tensor([[0.6, 0.4]]), torch.tensor([[0.0, 1.0]])])
+        tensor([[0.6000, 0.4000]])
+    """
+    return _trimmed(torch.stack(list(predictions)), 0.5)
+
+
+def trimmed_vote(predictions: Iterable[Tensor]) -> Tensor:
+    """The mean of the probabilities without the smallest and the largest three tenths, normalized to sum to 1."""
+    return _trimmed(torch.stack(list(predictions)), 0.3)
+
+
+def consensus_vote(predictions: Iterable[Tensor]) -> Tensor:
+    """The weighted mean Σ_m a_m p_m: members that are far from the median vote p̃ count little.
+
+    a_m ∝ exp(−(d_m/d)²), where d_m is the mean of |p_m − p̃| and d the median of all d_m.
+
+    Example:
+        >>> consensus_vote([torch.tensor([[0.8, 0.2]]), torch.tensor([[0.7, 0.3]]), torch.tensor([[0.0, 1.0]])])
+        tensor([[0.7269, 0.2731]])
+    """
+    stacked = torch.stack(list(predictions))
+    distances = (stacked - _trimmed(stacked, 0.5)).abs().flatten(1).double().mean(1)
+    weights = torch.exp(-(distances / distances.median().clamp(min=1e-12)).square())
+    weights = (weights / weights.sum()).to(stacked.dtype)
+    return torch.einsum("m,m...->...", weights, stacked)
+
+
+def _trimmed(stacked: Tensor, fraction: float) -> Tensor:
+    """The normalized mean of each probability without that part of the smallest and of the largest values."""
+    count = len(stacked)
+    cut = min(int(fraction * count), (count - 1) // 2)
+    middle = stacked.sort(dim=0).values[cut : count - cut].mean(dim=0).clamp_(min=1e-12)
+    return middle.div_(middle.sum(1, keepdim=True))
+
+
 # Every rule by its name: `--set settings.vote=NAME`. A new rule is a function and a row here.
-VOTE_RULES: dict[str, VoteRule] = {"mean": mean_vote, "softened": softened_vote, "logits": logits_vote}
+VOTE_RULES: dict[str, VoteRule] = {
+    "mean": mean_vote,
+    "softened": softened_vote,
+    "logits": logits_vote,
+    "median": median_vote,
+    "trimmed": trimmed_vote,
+    "consensus": consensus_vote,
+}
 
 
 def get_vote_rule(name: str) -> VoteRule:

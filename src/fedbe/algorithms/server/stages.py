@@ -13,6 +13,7 @@ from fedbe.algorithms.ensemble import EnsembleSettings, list_members
 from fedbe.algorithms.gate import GATE_MEMORY, GateSettings, GateState, judge
 from fedbe.algorithms.past import past_sizes, recall, remember
 from fedbe.algorithms.server.context import Context, Draft, Round
+from fedbe.algorithms.server.robust import ROBUST_RULES, robust_mean
 from fedbe.algorithms.vote import Member, Vote, get_vote_rule, predict, vote
 from fedbe.core.inputs import Inputs, SubsetInputs
 from fedbe.core.metrics import compute_metrics
@@ -68,12 +69,20 @@ class Mean(Stage):
 
     Attributes:
         mean_weights: examples, as above; or uniform, w̄ = (1/k) Σ_i w_i over the k clients of the round.
+        robust: none, as above; or a mean that hostile clients cannot move far: median, trimmed, krum, geometric or
+            clip-median (see `robust`). It counts each client once. A student starts from it.
+        hostile_fraction: the part of the clients that may be hostile, for trimmed and krum.
     """
 
     mean_weights: str = "examples"
+    robust: str = "none"
+    hostile_fraction: float = 0.3
 
     def __post_init__(self) -> None:
         check_option("mean_weights", self.mean_weights, MEAN_WEIGHTS)
+        check_option("robust", self.robust, ROBUST_RULES)
+        if not 0 <= self.hostile_fraction < 0.5:
+            raise SettingError(f"`hostile_fraction` must be in [0, 0.5), got {self.hostile_fraction}")
 
     @property
     def result(self) -> str:
@@ -81,6 +90,9 @@ class Mean(Stage):
 
     def __call__(self, draft: Draft, round: Round) -> Draft:
         with round.info.timed("mean"):
+            if self.robust != "none":
+                state = robust_mean(round.updates, round.previous, self.robust, self.hostile_fraction)
+                return replace(draft, state=state)
             uniform = self.mean_weights == "uniform"
             weighted = [(u.state, 1.0 if uniform else u.num_examples) for u in round.updates]
             return replace(draft, state=weighted_mean(weighted))
