@@ -11,7 +11,7 @@ from fedbe.algorithms import methods
 QUICK = {"distill_epochs": 2, "distill_batch_size": 8, "num_samples": 3}
 NETWORKS = ("mlp-bn", "conv-gn", "dropout-bn")
 RANDOM = {n for n, m in methods.METHODS.items() if "distill_until" in m.settings()}  # they shuffle batches, at least
-AVERAGES = ("fedavg", "fedavgm", "fedprox", "scaffold", "1-ensemble")  # of one client: that client
+AVERAGES = ("fedavg", "fedavg-median", "fedavgm", "fedprox", "scaffold", "1-ensemble")  # of one client: that client
 
 pytestmark = [pytest.mark.parametrize("method", methods.METHODS), pytest.mark.parametrize("name", NETWORKS)]
 
@@ -102,7 +102,8 @@ def test_memory_is_returned_and_never_changed(make, network, replies, name):
     if copy_of_first:
         assert server.memory is not first
         changed = any(not torch.equal(server.memory[k], copy_of_first[k]) for k in copy_of_first)
-        assert changed or server.memory.keys() != copy_of_first.keys()
+        only_gate = all(k.startswith("gate") for k in copy_of_first)  # two rounds may give it the same numbers
+        assert changed or only_gate or server.memory.keys() != copy_of_first.keys()
 
 
 def test_memory_and_round_are_enough_to_resume(make, network, replies, same, name):
