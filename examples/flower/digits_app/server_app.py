@@ -6,11 +6,8 @@ from flwr.serverapp import Grid, ServerApp
 
 import fedbe.flower
 from digits_app.task import Net, load_partition, to_pixels
-from fedbe.algorithms.methods import get_method
 
 torch.set_num_threads(1)  # the model is small, and the number of threads changes the last bits
-
-DISTILLATION = {"distill_lr": 3e-3}  # larger than the default: 300 images make few steps
 
 app = ServerApp()
 
@@ -33,7 +30,6 @@ def main(grid: Grid, context: Context) -> None:
         total_clients=clients,
         identify=True,
         folder=config["folder"] or None,
-        **DISTILLATION if "distill_lr" in get_method(str(config["method"])).settings() else {},
     )
 
     def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
