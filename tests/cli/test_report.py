@@ -32,7 +32,7 @@ def test_a_report_is_written_into_the_folder_of_its_run(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"report: {comparison / 'report.html'}"
     assert f"picture: {tmp_path / 'f' / 'accuracy.svg'}" in lines
-    assert "FedBE is 11.0" in (comparison / "report.html").read_text()
+    assert "FedBE has 11.0" in (comparison / "report.html").read_text()
 
 
 def test_all_includes_everything_and_names_unreadable_folders(
