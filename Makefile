@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 help:    ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 18
 
-run: $(VENV)/.run    ## compare FedAvg, v-Distillation and FedBE on embedded data, about a minute
+run: $(VENV)/.run    ## compare FedAvg, v-Distillation and FedBE on embedded data, a minute or two
 	@$(BIN)/fedbe compare
 
 test: $(VENV)/.dev    ## run every test and measure branch coverage

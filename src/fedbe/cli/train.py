@@ -57,7 +57,7 @@ def compare(
     methods: Annotated[
         str, typer.Option(help="Methods, separated by commas; the others are compared with the first.")
     ] = "fedavg,v-distillation,fedbe",
-    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds: 0, 1, …")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds: 0, 1, …")] = 5,
     changes: Overrides = None,
     workers: Workers = None,
     precision: Precision = "auto",
