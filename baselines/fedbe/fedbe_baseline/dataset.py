@@ -12,7 +12,7 @@ KEYS = ("recipe", "rounds", "epochs", "clients", "changes")
 
 
 def get_recipe(config: Mapping[str, Any]) -> Recipe:
-    """The recipe with the run's rounds, epochs, clients and further changes (KEY=VALUE, separated by spaces)."""
+    """The recipe as in the paper, with the run's sizes and further changes (KEY=VALUE, separated by spaces)."""
     return _recipe(*(config[key] for key in KEYS))
 
 
@@ -24,7 +24,7 @@ def load_federation(config: Mapping[str, Any]) -> Federation:
 @cache
 def _recipe(name: str, rounds: int, epochs: int, clients: int, changes: str) -> Recipe:
     sizes = (f"training.rounds={rounds}", f"training.epochs={epochs}", f"split.clients={clients}")
-    return load_recipe(name, [*sizes, *changes.split()])
+    return load_recipe(name, ["variant=paper", *sizes, *changes.split()])
 
 
 @cache
