@@ -804,6 +804,14 @@ def test_alpha_accepts_client_ids_of_any_type(tmp_path):
     assert ours.recorder.load() is None
 
 
+def test_the_folder_says_what_the_gate_decided(local_grid, tmp_path):
+    FedBE(model=Net, folder=tmp_path, unlabeled=IMAGES, distill_epochs=1, **QUIET).start(
+        local_grid(plain_app(), 4), arrays(), 1
+    )
+    (line,) = lines_of(tmp_path)
+    assert set(line["server"]["gate"]) == {"average", "student", "margin", "lr", "accepted"}
+
+
 def test_a_folder_belongs_to_one_run(local_grid, tmp_path):
     grid = local_grid(plain_app(), 4)
     FedAvg(model=Net, folder=tmp_path, **QUIET).start(grid, arrays(), 1)

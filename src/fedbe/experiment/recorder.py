@@ -127,19 +127,13 @@ class RunRecorder:
 
 def round_line(info: RoundInfo, method: str, set_aside: Iterable[SetAside], seconds: float) -> dict[str, Any]:
     """The line of a round in rounds.jsonl."""
-    step: dict[str, Any] = {}
-    for name in ("average", "ensemble", "student"):
-        if metrics := getattr(info.step, name):
-            step[name] = metrics.as_dict()
-    if info.step.disagreement is not None:
-        step["disagreement"] = info.step.disagreement
     return {
         "round": info.round,
         "method": method,
         "clients": list(info.clients),
         "set_aside": [{"client": s.client_id, "reason": s.reason} for s in set_aside],
         **({"capped": [str(c) for c in info.capped]} if info.capped else {}),
-        "server": step,
+        "server": info.step.as_record(),
         "seconds": {**info.step.seconds, "round": seconds},
     }
 

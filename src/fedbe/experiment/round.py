@@ -2,11 +2,10 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 
 from torch import Tensor
 
-from fedbe.algorithms.server.context import Context, StepInfo
+from fedbe.algorithms.server.context import Context
 from fedbe.algorithms.server.step import DraftHook, StepResult, server_step
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.updates import ClientId, ClientUpdate
@@ -125,7 +124,7 @@ def _record(sim: Simulation, number: int, cohort: TrainedCohort, result: StepRes
         "set_aside": [{"client": s.client_id, "reason": s.reason} for s in (*failed, *result.set_aside)],
         **capped,
         "train_loss": train_loss(sim, cohort, result),
-        "server": _server_record(result.info),
+        "server": result.info.as_record(),
         "bytes": {
             "down": (len(trained) + len(failed)) * (model + broadcast * vector),
             "up": len(trained) * (model + len(sim.method.extras) * vector),
@@ -139,26 +138,6 @@ def train_loss(sim: Simulation, cohort: TrainedCohort, result: StepResult) -> fl
     losses = [(t.loss, len(sim.federation.clients[client])) for client, t in trained.items()]
     total = sum(examples for _, examples in losses)
     return sum(loss * examples for loss, examples in losses) / total if total else None
-
-
-def _server_record(info: StepInfo) -> Record:
-    """What the stages measured on the server's data."""
-    record: Record = {}
-    for name in ("average", "ensemble", "student"):
-        metrics = getattr(info, name)
-        if metrics is not None:
-            record[name] = metrics.as_dict()
-    if info.disagreement is not None:
-        record["disagreement"] = info.disagreement
-    if not info.channels_last:
-        record["memory_layout"] = "contiguous"
-    if info.gate is not None:
-        record["gate"] = asdict(info.gate) | {"accepted": info.gate.accepted}
-    if info.left_out:
-        record["left_out"] = list(info.left_out)
-    if info.members:
-        record["members"] = {m.name: m.metrics.accuracy if m.metrics else None for m in info.members}
-    return record
 
 
 def model_bytes(runner: ModelRunner) -> int:

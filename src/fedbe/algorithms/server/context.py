@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,24 @@ class StepInfo:
             yield
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+
+    def as_record(self) -> dict[str, Any]:
+        """What the stages measured on the server's inputs, for rounds.jsonl: plain numbers and texts by name."""
+        record: dict[str, Any] = {}
+        for name in ("average", "ensemble", "student"):
+            if (metrics := getattr(self, name)) is not None:
+                record[name] = metrics.as_dict()
+        if self.disagreement is not None:
+            record["disagreement"] = self.disagreement
+        if not self.channels_last:
+            record["memory_layout"] = "contiguous"
+        if self.gate is not None:
+            record["gate"] = asdict(self.gate) | {"accepted": self.gate.accepted}
+        if self.left_out:
+            record["left_out"] = list(self.left_out)
+        if self.members:
+            record["members"] = {m.name: m.metrics.accuracy if m.metrics else None for m in self.members}
+        return record
 
     def record_vote(self, vote: Vote) -> None:
         """Take over what is known about a vote."""
