@@ -10,7 +10,9 @@ from fedbe.errors import DataError
 
 
 def test_dataset_names():
-    assert dataset_names() == ("digits", "swissroll", "cifar10", "cifar100", "tiny-imagenet", "mnist", "fashion-mnist")
+    assert dataset_names() == (
+        "digits", "swissroll", "cifar10", "cifar10-16px", "cifar100", "tiny-imagenet", "mnist", "fashion-mnist",
+    )  # fmt: skip
 
 
 def test_a_mistyped_name_gets_a_hint():
@@ -41,7 +43,7 @@ def test_data_root_is_the_argument_then_the_variable_then_the_cache(tmp_path, mo
 def test_every_hash_is_a_sha256():
     hashes = [remote.sha256 for info in DATASETS.values() for remote in info.remotes]
     hashes += [sha256 for info in DATASETS.values() for sha256 in info.file_hashes.values()]
-    assert len(hashes) == 11 + 16
+    assert len(hashes) == 12 + 22  # CIFAR-10 twice: cifar10-16px reads the same files
     assert all(len(sha256) == 64 and int(sha256, 16) for sha256 in hashes)
 
 

@@ -103,5 +103,5 @@ def test_method_colours_can_be_read_as_text(method: str) -> None:
 def test_every_method_of_the_catalogue_has_a_colour() -> None:
     from fedbe.algorithms.methods import METHODS
 
-    assert set(LIGHT_DARK) == {*METHODS, "fedbe-tuned"}  # plus a row of Table 1
+    assert set(LIGHT_DARK) == {*METHODS, "fedbe-tuned", "fedbe-auto"}  # plus rows of Table 1
     assert len(set(LIGHT_DARK.values())) == len(LIGHT_DARK)

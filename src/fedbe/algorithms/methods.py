@@ -79,8 +79,8 @@ class Method:
         """Every setting of the method's rules, transforms and stages, with its value.
 
         Example:
-            >>> get_method("fedavgm").settings()
-            {'mean_weights': 'examples', 'beta': 0.9, 'momentum_form': 'heavy-ball'}
+            >>> get_method("fedavgm").settings()["beta"]
+            0.9
         """
         return {f.name: value for part in self._parts() for f, value in _settings_of(part)}
 

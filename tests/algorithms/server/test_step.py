@@ -84,7 +84,7 @@ def test_a_stage_of_one_s_own_needs_no_more_than_a_call():
     assert Half().result is None
     assert not Half.replaces_model
     method = replace(get_method("fedavg"), stages=(*get_method("fedavg").stages, Half()))
-    assert method.settings() == {"mean_weights": "examples", "rate": 0.5}
+    assert method.settings() == get_method("fedavg").settings() | {"rate": 0.5}
     assert method.result == "average"
 
 
@@ -95,6 +95,6 @@ def test_results_of_methods():
         "v-distillation": "student", "1-ensemble": "kept members' vote", "fedbe": "student", "fedbe-sgd": "student",
         "fedbe+fedprox": "student", "fedbe+fedavgm": "student", "fedbe+scaffold": "student",
         "fedavg-bn": "model", "fedadam": "model", "fedyogi": "model", "feddyn": "model", "feddf": "student",
-        "past-averages": "student",
+        "past-averages": "student", "fedavg-median": "average", "fedbe-median": "student",
     }  # fmt: skip
-    assert get_method("fedbe", "tuned").result == "model"
+    assert get_method("fedbe", "tuned").result == get_method("fedbe", "auto").result == "model"
