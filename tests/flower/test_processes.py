@@ -45,7 +45,7 @@ app = ClientApp()
 
 @app.train()
 def train(message, context):
-    client, number = context.node_config["partition-id"], message.content["fedbe"]["round"]
+    client, number = context.node_config["partition-id"], message.content["config"]["server-round"]
     reply = honest(message, context)
     arrays = reply.content["arrays"]
     what = {plan}.get((client, number))
