@@ -10,10 +10,9 @@ from torch.nn import functional
 from torch.optim.swa_utils import update_bn
 
 from fedbe.algorithms.distillation import DistillSettings, distill, loss_function, sharpen
-from fedbe.algorithms.early_stopping import divide
 from fedbe.algorithms.vote import predict
 from fedbe.core.compute import Plan
-from fedbe.core.inputs import TensorInputs
+from fedbe.core.inputs import TensorInputs, hold_out
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.normalization import calibration_batches
 from fedbe.core.random import generator
@@ -279,7 +278,7 @@ class TestEarlyStopping:
         )  # fmt: skip
         progress = lambda done, total: seen.append((done, total))  # noqa: E731
         student = distill(runner, start, TensorInputs(inputs), targets, settings, generator(1), progress=progress)
-        learned, held_out = divide(40, 0.1, generator(1))
+        learned, held_out = hold_out(40, 0.1, generator(1))
         module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
         module.load_state_dict(runner.layout.unpack(student))
         loss = float(functional.cross_entropy(module(inputs[held_out]), targets[held_out]).detach())
@@ -298,13 +297,6 @@ class TestEarlyStopping:
         last, _, _, _ = self._run(network, inputs_for, patience=steps, lr=1.0, epochs=steps)
         assert last == pytest.approx(hasty)
         assert patient <= hasty
-
-    def test_without_patience_nothing_is_held_out(self):
-        assert [part.tolist() for part in divide(3, 0.0, generator(0))] == [[0, 1, 2], []]
-
-    def test_it_needs_two_inputs(self):
-        with pytest.raises(SettingError, match="needs two unlabeled inputs or more, got 1"):
-            divide(1, 0.1, generator(0))
 
 
 def test_frozen_parameters_stay(network, inputs_for):

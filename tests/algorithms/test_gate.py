@@ -13,6 +13,7 @@ from fedbe.algorithms.methods import get_method
 from fedbe.algorithms.server.context import Context, Draft, Round, StepInfo
 from fedbe.core.inputs import TensorInputs
 from fedbe.core.model_runner import ModelRunner
+from fedbe.core.updates import Update
 from fedbe.errors import SettingError, StateError
 
 VOTE = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.3, 0.7]])
@@ -55,23 +56,6 @@ def test_a_student_that_only_wins_passes_any_margin():
 
 def test_a_tie_keeps_the_average():
     assert not judge(ON, VOTE, VOTE, VOTE, lr=0.1).accepted
-
-
-def test_the_held_out_part_is_drawn_from_the_generator():
-    settings = GateSettings(gate_share=0.25)
-    learn, judged = settings.held_out(20, torch.Generator().manual_seed(1))
-    assert len(judged) == 5
-    assert sorted(torch.cat([learn, judged]).tolist()) == list(range(20))
-    again = settings.held_out(20, torch.Generator().manual_seed(1))[1]
-    other = settings.held_out(20, torch.Generator().manual_seed(2))[1]
-    assert torch.equal(again, judged)
-    assert not torch.equal(other, judged)
-
-
-def test_few_inputs_leave_one_for_each_side():
-    assert [len(part) for part in GateSettings().held_out(2, torch.Generator())] == [1, 1]
-    with pytest.raises(SettingError, match="two unlabeled inputs"):
-        GateSettings().held_out(1, torch.Generator())
 
 
 def test_steps_shrink_then_the_server_rests_longer_and_longer():
@@ -156,6 +140,24 @@ def test_a_resting_server_neither_votes_nor_distils(step, state):
     assert info.members == ()
     assert torch.equal(draft.state.params, state(WRONG).params)
     assert GateState.of(draft.memory) == GateState(refusals=4, rest=1)
+
+
+@pytest.mark.parametrize("memory", [{}, GateState(refusals=4, rest=2).stored_in({})], ids=["refused", "resting"])
+def test_an_average_that_stays_has_measured_batch_norm_statistics(memory):
+    """Otherwise FedBE with a gate would end below FedAvg with measured statistics."""
+    module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    inputs = TensorInputs(POINTS * torch.tensor([3.0, 5.0]) + 7.0)
+    runner = ModelRunner(module)
+    average = runner.read()  # statistics of a fresh layer: mean 0, variance 1
+    context = Context(runner, 0, 1, inputs=inputs)
+    round = Round([Update("0", average, 1.0, {})], average, context, StepInfo())
+    stage = get_method("fedbe", "paper", members="A", gate="agreement").stages[-1]  # it agrees with itself: refused
+    kept = stage(Draft(average, memory), round).state
+    assert round.info.gate is None or not round.info.gate.accepted
+    assert torch.equal(kept.params, average.params)
+    measured = runner.layout.unpack(kept)
+    torch.testing.assert_close(measured["0.running_mean"], torch.tensor([7.0, 7.0]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(measured["0.running_var"], torch.tensor([9.0, 25.0]) / 2 * 40 / 39)
 
 
 def test_labels_are_no_vote_so_nothing_is_judged(state, update):

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from fedbe.core.inputs import Inputs, TensorInputs, as_inputs, batches
+from fedbe.core.inputs import Inputs, TensorInputs, as_inputs, batches, hold_out
 from fedbe.errors import SettingError
 
 ROWS = torch.arange(12.0).view(6, 2)
@@ -158,3 +158,25 @@ def test_a_last_batch_of_one_joins_the_batch_before(count, size, expected):
     parts = list(batches(count, size))
     assert [len(p) for p in parts] == expected
     assert torch.cat(parts).tolist() == list(range(count))
+
+
+class TestHoldOut:
+    def test_it_is_drawn_from_the_generator(self):
+        learn, judged = hold_out(20, 0.25, torch.Generator().manual_seed(1))
+        assert len(judged) == 5
+        assert sorted(torch.cat([learn, judged]).tolist()) == list(range(20))
+        again = hold_out(20, 0.25, torch.Generator().manual_seed(1))[1]
+        other = hold_out(20, 0.25, torch.Generator().manual_seed(2))[1]
+        assert torch.equal(again, judged)
+        assert not torch.equal(other, judged)
+
+    @pytest.mark.parametrize("share", [0.1, 0.9])
+    def test_few_inputs_leave_one_for_each_side(self, share):
+        assert [len(part) for part in hold_out(2, share, torch.Generator())] == [1, 1]
+
+    def test_a_share_of_zero_holds_nothing_out(self):
+        assert [part.tolist() for part in hold_out(3, 0.0, torch.Generator())] == [[0, 1, 2], []]
+
+    def test_it_needs_two_inputs(self):
+        with pytest.raises(SettingError, match="two unlabeled inputs or more are needed, got 1"):
+            hold_out(1, 0.1, torch.Generator())

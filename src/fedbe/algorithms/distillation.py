@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbe.algorithms.early_stopping import EarlyStopping, divide
+from fedbe.algorithms.early_stopping import EarlyStopping
 from fedbe.algorithms.swa import SWASchedule, WeightAverage
-from fedbe.core.inputs import Inputs, batches
+from fedbe.core.inputs import Inputs, batches, hold_out
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.normalization import check_batch, recalibrate
 from fedbe.core.optim import SGD, Adam, Optimizer
@@ -188,7 +188,7 @@ def distill(
     Raises:
         AggregationError: if the student's weights are not finite.
     """
-    learned, held_out = divide(len(inputs), HELD_OUT if settings.distill_patience_epochs else 0.0, generator)
+    learned, held_out = hold_out(len(inputs), HELD_OUT if settings.distill_patience_epochs else 0.0, generator)
     check_batch(runner.module, min(len(learned), settings.distill_batch_size))
     runner.load(start)
     runner.module.train()

@@ -13,27 +13,6 @@ from torch import Tensor
 from fedbe.core.inputs import Inputs, batches
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.state import ModelState
-from fedbe.errors import SettingError
-
-
-def divide(count: int, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The indices of `count` inputs to learn from, and those to hold out: a share of them, drawn at random.
-
-    Raises:
-        SettingError: if there are too few inputs for both.
-
-    Example:
-        >>> learned, held_out = divide(20, 0.1, torch.Generator().manual_seed(0))
-        >>> len(learned), len(held_out), sorted([*learned.tolist(), *held_out.tolist()]) == list(range(20))
-        (18, 2, True)
-    """
-    if not share:
-        return torch.arange(count), torch.arange(0)
-    size = math.ceil(share * count)
-    if size >= count:
-        raise SettingError(f"early stopping needs two unlabeled inputs or more, got {count}")
-    order = torch.randperm(count, generator=generator)
-    return order[size:].sort().values, order[:size].sort().values
 
 
 class EarlyStopping:

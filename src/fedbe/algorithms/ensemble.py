@@ -12,7 +12,7 @@ from torch import nn
 from fedbe.algorithms.vote import Member, get_vote_rule
 from fedbe.core.inputs import Inputs
 from fedbe.core.model_runner import ModelRunner
-from fedbe.core.normalization import STATISTICS, batch_norm_layers, clamp_variances, recalibrate
+from fedbe.core.normalization import STATISTICS, batch_norm_layers, clamp_variances, recalibrated
 from fedbe.core.state import Layout, ModelState
 from fedbe.core.updates import ClientId, Update
 from fedbe.errors import SettingError, nearest
@@ -153,9 +153,7 @@ def sample_models(
             yield clamp_variances(state, runner.layout)
             continue
         assert inputs is not None, "`needs_unlabeled` is checked before a round begins"
-        runner.load(state)
-        recalibrate(runner, inputs)
-        yield runner.read()
+        yield recalibrated(runner, state, inputs)
 
 
 def list_members(

@@ -83,18 +83,6 @@ class GateSettings:
         """Whether students are judged."""
         return self.gate != "off"
 
-    def held_out(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The indices of `count` inputs to learn from, and those to judge on, both ascending.
-
-        Raises:
-            SettingError: if there are fewer than two inputs.
-        """
-        if count < 2:
-            raise SettingError(f"a gate needs two unlabeled inputs or more, got {count}: set `gate` to off")
-        size = min(max(1, round(self.gate_share * count)), count - 1)
-        order = torch.randperm(count, generator=generator)
-        return order[size:].sort().values, order[:size].sort().values
-
 
 @dataclass(frozen=True)
 class GateState:

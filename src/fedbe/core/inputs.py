@@ -112,6 +112,31 @@ class SubsetInputs:
         return self._inputs.batch(self._index[index], generator)
 
 
+def hold_out(count: int, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The indices of `count` inputs to learn from, and those to hold out, both ascending.
+
+    Args:
+        count: the number of inputs, at least two unless `share` is 0.
+        share: the part to hold out, drawn at random; at least one input, and not all. 0: none.
+        generator: the source of the draw.
+
+    Raises:
+        SettingError: if there are too few inputs for both.
+
+    Example:
+        >>> learned, held_out = hold_out(20, 0.1, torch.Generator().manual_seed(0))
+        >>> len(learned), len(held_out), sorted([*learned.tolist(), *held_out.tolist()]) == list(range(20))
+        (18, 2, True)
+    """
+    if not share:
+        return torch.arange(count), torch.arange(0)
+    if count < 2:
+        raise SettingError(f"to hold some out, two unlabeled inputs or more are needed, got {count}")
+    size = min(max(1, round(share * count)), count - 1)
+    order = torch.randperm(count, generator=generator)
+    return order[size:].sort().values, order[:size].sort().values
+
+
 def as_inputs(source: Any, augment: Augmentation | None = None, name: str = "unlabeled") -> Inputs:
     """Make `Inputs` from what a user gives.
 

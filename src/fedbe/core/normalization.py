@@ -5,6 +5,8 @@
   mean (`averaged`; a Dirichlet sample mixes them like weights), or are sampled like weights, with negative variances
   set to zero (`sampled`, as in the released program).
 - After SWA the statistics fit none of the averaged points, so they are always recomputed.
+- Where a gate compares a student with the average, the average's statistics are recomputed, too: otherwise the student
+  could win by its statistics alone, and a refusal would keep statistics that fit the average badly.
 - Weight decay is not applied to the weights and biases of normalization layers, except where the released program does.
 
 GroupNorm and LayerNorm have no statistics: only the last point concerns them.
@@ -97,6 +99,15 @@ def recalibrate(runner: ModelRunner, inputs: Inputs) -> None:
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
+
+
+def recalibrated(runner: ModelRunner, state: ModelState, inputs: Inputs) -> ModelState:
+    """The state with BatchNorm statistics recomputed on the inputs (see `recalibrate`); itself without BatchNorm."""
+    if not batch_norm_layers(runner.module):
+        return state
+    runner.load(state)
+    recalibrate(runner, inputs)
+    return runner.read()
 
 
 def calibration_batches(count: int, size: int) -> tuple[Tensor, ...]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedbe.algorithms.server.context import Draft, Round
 from fedbe.algorithms.server.stages import Stage
-from fedbe.core.normalization import batch_norm_layers, recalibrate
+from fedbe.core.normalization import batch_norm_layers, recalibrated
 from fedbe.core.state import Layout
 from fedbe.errors import SettingError, check_option
 
@@ -123,10 +123,8 @@ class Recalibrate(Stage):
         return bool(batch_norm_layers(module))
 
     def __call__(self, draft: Draft, round: Round) -> Draft:
-        runner = round.context.runner
-        if not batch_norm_layers(runner.module):
+        context = round.context
+        if not self.needs_unlabeled(context.runner.module):
             return draft
         with round.info.timed("mean"):
-            runner.load(draft.state)
-            recalibrate(runner, round.context.unlabeled())
-            return replace(draft, state=runner.read())
+            return replace(draft, state=recalibrated(context.runner, draft.state, context.unlabeled()))

@@ -15,9 +15,10 @@ from fedbe.algorithms.past import past_sizes, recall, remember
 from fedbe.algorithms.server.context import Context, Draft, Round
 from fedbe.algorithms.server.robust import ROBUST_RULES, robust_mean
 from fedbe.algorithms.vote import Member, Vote, get_vote_rule, predict, vote
-from fedbe.core.inputs import Inputs, SubsetInputs
+from fedbe.core.inputs import Inputs, SubsetInputs, hold_out
 from fedbe.core.metrics import compute_metrics
 from fedbe.core.moments import weighted_mean
+from fedbe.core.normalization import recalibrated
 from fedbe.core.state import Layout, ModelState
 from fedbe.errors import SettingError, check_option
 
@@ -220,6 +221,9 @@ class Distill(Stage):
     def __call__(self, draft: Draft, round: Round) -> Draft:
         context = round.context
         inputs = context.unlabeled()
+        if self.gating.is_on:
+            with round.info.timed("gate"):
+                draft = replace(draft, state=recalibrated(context.runner, draft.state, inputs))
         if self.ensemble.has_past:
             draft = replace(draft, memory=remember(self.ensemble.num_past, draft.memory, draft.state))
         if not self._is_active(draft, context):
@@ -243,7 +247,7 @@ class Distill(Stage):
         """A student that learns from a part of the inputs, if it agrees more with the vote on the others."""
         state, inputs = GateState.of(draft.memory), round.context.unlabeled()
         settings = self.distillation.scaled(state.factor(self.gating))
-        learn, held_out = self.gating.held_out(len(inputs), round.context.generator("gate"))
+        learn, held_out = hold_out(len(inputs), self.gating.gate_share, round.context.generator("gate"))
         student = self._student(draft, round, SubsetInputs(inputs, learn), targets[learn], settings)
         with round.info.timed("gate"):
             unseen = SubsetInputs(inputs, held_out)
