@@ -66,6 +66,20 @@ def test_ensemble_student_and_average(comparison: Path) -> None:
     assert chart.title == "FedBE: ensemble 7.0 points above the average, student 2.0 points above it"
 
 
+def test_the_gate_shows_scores_decisions_and_rests(make_run) -> None:
+    """Three rounds: accepted, refused, rest."""
+    folder = make_run("gated", "fedbe", [0.5, 0.6, 0.7])
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    gates = [{"average": 0.8, "student": 0.9, "accepted": True}, {"average": 0.95, "student": 0.9, "accepted": False}]
+    for line, gate in zip(lines, gates, strict=False):
+        line.setdefault("server", {})["gate"] = gate
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    chart = charts_of(folder)["gate"]
+    assert chart.title == "The gate accepts 1 of 2 students, and rests in 1 of 3 rounds"
+    shown = {s.label: [(p.x, p.y) for p in s.points] for s in chart.panels[0].series}
+    assert shown == {"student": [(1, 90), (2, 90)], "average": [(1, 80), (2, 95)]}
+
+
 def test_one_ensemble_has_no_student(make_run) -> None:
     chart = charts_of(make_run("one", "1-ensemble", [0.5, 0.6, 0.7]))["teachers"]
     assert [s.label for s in chart.panels[0].series] == ["kept members' vote", "ensemble"]

@@ -10,6 +10,7 @@ from fedbe.experiment.recipe_files import available_recipes, dump_recipe, load_r
 from fedbe.report import costs, curves, results
 from fedbe.report.analysis_charts import has_simplex, simplex_of_group
 from fedbe.report.chart import Chart, ReportSection
+from fedbe.report.gate_chart import gate_of_group
 from fedbe.report.split_chart import split_of_group
 
 # Makers of charts, each with the sentence for a group without the data.
@@ -41,6 +42,8 @@ def build_sections(groups: Sequence[RunGroup], *, trusted: bool = False) -> list
 def _section(group: RunGroup, prefix: str, trusted: bool) -> ReportSection:
     """`prefix` keeps the ids of several sections apart."""
     charts: list[Chart | str] = [make(group) or reason for make, reason in CHARTS]
+    if (gate := gate_of_group(group)) is not None:  # most methods have none, so nothing is missing then
+        charts.insert(2, gate)
     charts.append(split_of_group(group, trusted=trusted))
     if has_simplex(group):
         charts.append(simplex_of_group(group))
