@@ -20,6 +20,7 @@ from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.recipe_files import load_recipe
 from fedbe.report.chart import Chart
 from fedbe.reproduce import cost, study_analysis, study_runner, table
+from fedbe.reproduce.results import CellResult
 from fedbe.reproduce.round_curves import chart_by_round
 from fedbe.reproduce.study import SCALES, Study, available_studies, load_study
 from fedbe.reproduce.study_runner import StudyRun
@@ -69,7 +70,8 @@ def test_every_study_runs_end_to_end(name: str, pool: ProcessPool, tmp_path: Pat
     assert len(rows) == len(study.cells("smoke"))
     one_round = all(len(run_folder.read_rounds(run.folder)) == 1 for run in runs)
     drawn = [picture.stem for picture in pictures]
-    assert drawn == [*([] if one_round or study.analysis else ["rounds"]), *(chart.id for chart in charts)]
+    expected = ["heat-map"] if study.heat_map else [] if one_round or study.analysis else ["rounds"]
+    assert drawn == [*expected, *(chart.id for chart in charts)]
 
 
 @pytest.mark.parametrize("name", available_studies())
@@ -172,7 +174,7 @@ def test_runs_of_two_precisions_are_refused(pool: ProcessPool, tmp_path: Path) -
 def test_columns_without_a_finished_run_are_named_below_the_table() -> None:
     study = load_study("table1")
     rows = [
-        table.CellResult(("step", "fedavg", model), ours, (72.0, 0.25))
+        CellResult(("step", "fedavg", model), ours, (72.0, 0.25))
         for model, ours in (("convnet", {0: 70.0}), ("resnet20", {}))
     ]
     text = table.markdown(study, "paper", rows, {})
@@ -269,19 +271,19 @@ def test_missing_data_is_listed_with_the_reason(
 
 
 def test_our_numbers_are_next_to_the_papers() -> None:
-    measured = table.CellResult(("step", "fedbe", "convnet"), {0: 74.0, 1: 76.0}, (74.5, 0.51))
+    measured = CellResult(("step", "fedbe", "convnet"), {0: 74.0, 1: 76.0}, (74.5, 0.51))
     assert measured.text == "75.0 ± 1.4 (n=2)"
     assert measured.paper_text == "74.5 ± 0.51"
     assert measured.difference == "+0.5"
-    assert table.CellResult((), {}, (1.0,)).difference == "–"
+    assert CellResult((), {}, (1.0,)).difference == "–"
 
 
 def test_means_over_different_seeds_get_a_warning() -> None:
     study = load_study("table1")
 
-    def rows(*values: dict[int, float]) -> list[table.CellResult]:
+    def rows(*values: dict[int, float]) -> list[CellResult]:
         methods = ("fedavg", "fedbe", "v-distillation")
-        return [table.CellResult(("step", m, "convnet"), v, ()) for m, v in zip(methods, values, strict=True)]
+        return [CellResult(("step", m, "convnet"), v, ()) for m, v in zip(methods, values, strict=True)]
 
     assert table.uneven_seeds(rows({0: 70.0, 1: 60.0}, {0: 69.0, 1: 62.0}, {})) == []
     uneven = rows({0: 70.8, 1: 60.0, 2: 61.0}, {0: 69.8}, {})

@@ -67,6 +67,7 @@ class ClientCache:
         settings = (
             self.made_with, self.plan, self.federation.digest, self.federation.model, self.federation.train.augment,
             job.client, job.round, job.seed, job.settings, job.rules, sorted(job.broadcast), sorted(job.memory),
+            *(["flipped labels"] if job.flip_labels else []),
         )  # fmt: skip
         vectors = [by_name[name] for by_name in (job.broadcast, job.memory) for name in sorted(by_name)]
         numbers = job.state.digest(self.federation.clients[job.client], *vectors)

@@ -129,6 +129,7 @@ class CohortTraining:
 def train_jobs(sim: Simulation, state: RunState) -> list[TrainJob]:
     """One job for each client of the next round's cohort, the longest first."""
     number = state.round + 1
+    attacker = sim.attacker
     jobs = [
         TrainJob(
             client=client,
@@ -140,6 +141,7 @@ def train_jobs(sim: Simulation, state: RunState) -> list[TrainJob]:
             rules=sim.method.rules,
             broadcast={name: vector for name, vector in state.memory.items() if name in sim.method.extras},
             memory=state.clients.get(client, {}),
+            flip_labels=attacker is not None and attacker.flips_labels(client),
         )
         for client in sim.cohort(number)
     ]

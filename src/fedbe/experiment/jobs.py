@@ -33,6 +33,7 @@ class TrainJob:
         rules: What the method adds to SGD (FedProx's term, SCAFFOLD's correction).
         broadcast: Vectors that the server sends with the model, by name.
         memory: Vectors that the client kept from its last round, by name.
+        flip_labels: Train on wrong labels, as a hostile client: class c becomes C − 1 − c.
     """
 
     client: int
@@ -44,6 +45,7 @@ class TrainJob:
     rules: tuple[LocalRule, ...] = ()
     broadcast: Mapping[str, Tensor] = field(default_factory=dict)
     memory: Mapping[str, Tensor] = field(default_factory=dict)
+    flip_labels: bool = False
 
     @property
     def size(self) -> int:
@@ -58,11 +60,12 @@ class TrainJob:
     def run(self, federation: Federation, runner: ModelRunner) -> Trained:
         """Train the client."""
         index = federation.clients[self.client]
+        labels = federation.labels[index]
         return train(
             runner,
             self.state,
             federation.train.select(index),
-            federation.labels[index],
+            len(federation.classes) - 1 - labels if self.flip_labels else labels,
             self.settings,
             generator(self.seed, self.round, "train", self.client),
             rules=self.rules,

@@ -9,6 +9,7 @@ from fedbe.algorithms.client.lr_schedule import SCHEDULES
 from fedbe.algorithms.ensemble import EnsembleSettings
 from fedbe.algorithms.methods import DEFAULT_VARIANT, METHODS, Method, check_kind, get_method, variant_settings
 from fedbe.errors import SettingError, nearest
+from fedbe.experiment.attacks import Attacker
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -152,6 +153,27 @@ class Limits(Section):
     drop_lost_clients: bool = False
 
 
+class Attack(Section):
+    """Hostile clients, to see what a method withstands; `fedbe.experiment.attacks` explains the kinds.
+
+    Attributes:
+        kind: The name of the attack.
+        clients: How many clients are hostile; they are the first ones.
+        strength: The factor of the attack; default: its usual one.
+        claim: The number of examples that each of them reports; default: the true one. The server ignores it unless
+            `limits.client_weights` is "reported".
+    """
+
+    kind: str
+    clients: Count
+    strength: Annotated[float, Field(gt=0)] | None = None
+    claim: Annotated[float, Field(gt=0)] | None = None
+
+    def attacker(self) -> Attacker:
+        """The hostile clients."""
+        return Attacker(self.kind, self.clients, self.strength, self.claim)
+
+
 class Recipe(Section):
     """A whole experiment.
 
@@ -168,6 +190,7 @@ class Recipe(Section):
         settings: Settings of methods; each method takes those that it has.
         method_settings: Settings for one method only: method_settings.fedbe.num_samples = 20.
         limits: Of the server's guard.
+        attack: Hostile clients; default: none.
     """
 
     name: str = "unnamed"
@@ -182,6 +205,7 @@ class Recipe(Section):
     settings: dict[str, Any] = {}
     method_settings: dict[str, dict[str, Any]] = {}
     limits: Limits = Limits()
+    attack: Attack | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -189,11 +213,15 @@ class Recipe(Section):
             raise ValueError(f"'name' becomes the name of a folder and must have no '/' and no '\\', got {self.name!r}")
         try:
             self._check_methods()
+            if self.attack is not None:
+                self.attack.attacker()
         except SettingError as error:
             raise ValueError(str(error)) from error
         cohort = self.training.clients_per_round
         if cohort is not None and cohort > self.split.clients:
             raise ValueError(f"clients_per_round is {cohort}, but there are only {self.split.clients} clients")
+        if self.attack is not None and self.attack.clients >= self.split.clients:
+            raise ValueError(f"attack.clients is {self.attack.clients}, but must be below {self.split.clients} clients")
         size, available = self.data.unlabeled_size, self.data.server
         if size is not None and self.data.unlabeled is None and size > available:
             raise ValueError(f"unlabeled_size is {size}, but the server has only {available} images (data.server)")

@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from fedbe.algorithms.server.context import Context
+from fedbe.algorithms.server.context import Context, StepInfo
+from fedbe.algorithms.server.guard import SetAside
 from fedbe.algorithms.server.step import DraftHook, StepResult, server_step
 from fedbe.core.model_runner import ModelRunner
-from fedbe.core.updates import ClientId, ClientUpdate
+from fedbe.core.random import generator
+from fedbe.core.updates import ClientId, ClientUpdate, Update
 from fedbe.errors import AggregationError
 from fedbe.experiment.client_cache import ClientCache
 from fedbe.experiment.cohort_training import CohortTraining, Progress, TrainedCohort
@@ -75,6 +77,13 @@ def run_server_step(
     sim: Simulation, state: RunState, cohort: TrainedCohort, progress: Progress, on_draft: DraftHook | None
 ) -> StepResult:
     """The server step of the round after `state`, with the method of the simulation."""
+    attacker, predictor, sizes = sim.attacker, sim.predictor("server"), sim.federation.clients.sizes
+    sent = [Update(client, t.state, float(sizes[client]), t.extras) for client, t in cohort.trained.items()]
+    updates = [ClientUpdate(u.state, u.num_examples, u.client_id, u.extras) for u in sent]
+    if attacker is not None:
+        draw = generator(sim.seed, state.round + 1, "attack")
+        updates = attacker.updates(sent, state.model, sim.method.settings(), draw)
+        predictor = attacker.predictor(predictor)
     context = Context(
         runner=sim.runner,
         seed=sim.seed,
@@ -83,22 +92,26 @@ def run_server_step(
         inputs=sim.federation.server,
         labels=sim.federation.server_labels,
         total_clients=len(sim.federation.clients),
-        predictor=sim.predictor("server"),
+        predictor=predictor,
         progress=progress,
     )
-    sizes = sim.federation.clients.sizes
-    updates = [ClientUpdate(t.state, sizes[client], client, t.extras) for client, t in cohort.trained.items()]
-    return server_step(
-        sim.method.stages,
-        state.model,
-        updates,
-        state.memory,
-        context,
-        transforms=sim.method.transforms,
-        limits=sim.limits(),
-        extras=sim.method.extras,
-        on_draft=on_draft,
-    )
+    try:
+        return server_step(
+            sim.method.stages,
+            state.model,
+            updates,
+            state.memory,
+            context,
+            transforms=sim.method.transforms,
+            limits=sim.limits(),
+            extras=sim.method.extras,
+            on_draft=on_draft,
+        )
+    except AggregationError as error:
+        if attacker is None:
+            raise
+        # The attackers have stopped the round. The server keeps its model, and the next round follows.
+        return StepResult(state.model, state.memory, StepInfo(), (), (SetAside(None, str(error)),))
 
 
 def _next_state(state: RunState, cohort: TrainedCohort, result: StepResult) -> RunState:

@@ -17,6 +17,7 @@ from fedbe.core.compute import Plan, server_threads
 from fedbe.core.model_runner import ModelRunner, try_model
 from fedbe.core.random import generator
 from fedbe.errors import RunError
+from fedbe.experiment.attacks import Attacker
 from fedbe.experiment.executors.base import Executor, Failed, Outcome
 from fedbe.experiment.executors.memory_usage import keep_freed_memory
 from fedbe.experiment.federation import Federation
@@ -48,6 +49,11 @@ class Simulation:
     def rounds(self) -> int:
         """The number of rounds of the whole run."""
         return self.recipe.rounds(self.method)
+
+    @property
+    def attacker(self) -> Attacker | None:
+        """The hostile clients; None if there are none."""
+        return None if self.recipe.attack is None else self.recipe.attack.attacker()
 
     def cohort(self, round: int) -> list[int]:
         """The clients of a round, ascending: a function of (seed, round)."""

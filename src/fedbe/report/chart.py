@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from fedbe.analysis.runs import Point
 
-# `fedbe reproduce` draws the last two as pictures. No page shows them.
-Kind = Literal["lines", "bars", "dots", "bubbles", "triangle", "histogram", "clouds"]
+# `fedbe reproduce` draws the last three as pictures. No page shows them.
+Kind = Literal["lines", "bars", "dots", "bubbles", "triangle", "histogram", "clouds", "heat"]
 
 
 @dataclass(frozen=True)

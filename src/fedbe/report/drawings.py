@@ -197,6 +197,28 @@ def draw_clouds(chart: Chart, panel: Panel, axes: "Axes") -> None:
         axes.legend(frameon=False, fontsize=7, markerscale=2, handletextpad=0.1, loc="best")
 
 
+def draw_heat(_: Chart, panel: Panel, axes: "Axes") -> None:
+    """A table of coloured numbers. The last row is the worst case; a frame marks the cells that it comes from."""
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.patches import Rectangle
+
+    ramp = LinearSegmentedColormap.from_list("fedbe", colours.RAMP)
+    axes.imshow(panel.counts, cmap=ramp, vmin=0, vmax=100, aspect="auto")
+    last = len(panel.counts) - 1
+    for i, row in enumerate(panel.counts):
+        for j, value in enumerate(row):
+            if value == value:
+                ink = INK if sum(ramp(value / 100)[:3]) > 1.4 else "white"
+                axes.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=7, color=ink)
+            if i < last and value == panel.counts[last][j]:
+                axes.add_patch(Rectangle((j - 0.46, i - 0.44), 0.92, 0.88, fill=False, ec=WRONG, lw=1.5))
+    axes.axhline(last - 0.5, color="white", lw=4)
+    axes.set_xticks(range(len(panel.columns)), [escape_formula(c) for c in panel.columns], rotation=45, ha="right")
+    axes.set_yticks(range(last + 1), [escape_formula(r) for r in panel.rows])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
 DRAW: Mapping[str, Callable[[Chart, Panel, "Axes"], None]] = {
     "lines": draw_lines,
     "bars": draw_bars,
@@ -205,4 +227,5 @@ DRAW: Mapping[str, Callable[[Chart, Panel, "Axes"], None]] = {
     "triangle": draw_triangle,
     "histogram": draw_histogram,
     "clouds": draw_clouds,
+    "heat": draw_heat,
 }

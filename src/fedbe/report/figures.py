@@ -15,7 +15,7 @@ from fedbe.report.drawings import DRAW, INK, SOFT, escape_formula
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAIRED = ("histogram", "clouds")  # kinds whose panels are in pairs, two in a row
+PAIRED = ("histogram", "clouds", "heat")  # kinds whose panels are in pairs, two in a row
 
 
 def write_figures(sections: Sequence[ReportSection], folder: Path, kind: str) -> list[Path]:
@@ -77,6 +77,8 @@ def _size(chart: Chart) -> tuple[float, float]:
     if chart.kind == "bubbles":
         panel = chart.panels[0]
         return 4.6 if len(panel.columns) <= 20 else 7.2, min(9.0, 1.4 + 0.3 * len(panel.rows))
+    if chart.kind == "heat":
+        return 7.2, 0.8 + _rows(chart) * (0.6 + 0.19 * max(len(p.rows) for p in chart.panels))
     if chart.kind in PAIRED:
         return 5.4, 1.0 + (1.75 if chart.kind == "histogram" else 2.4) * _rows(chart)
     return max(4.6, wide), 4.2 if chart.kind in ("dots", "triangle") else 0.7 + 2.3 * _rows(chart)

@@ -80,6 +80,8 @@ class Study(BaseModel):
         paper: cell -> [mean, std] or [mean], in percent. A cell is named by its values, joined by "/".
         cpu: The limits of the scale `cpu`.
         note: A sentence for the table.
+        heat_map: Whether the study is our own and is drawn as a heat map: a panel for each value of the first row axis,
+            with the worst row of each column marked.
         extra: The user's changes to every cell, at every scale.
     """
 
@@ -99,6 +101,7 @@ class Study(BaseModel):
     paper: dict[str, tuple[float, ...]] = {}
     cpu: ScaleLimits = ScaleLimits()
     note: str = ""
+    heat_map: bool = False
     extra: tuple[str, ...] = ()
 
     @model_validator(mode="after")

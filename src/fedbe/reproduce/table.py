@@ -3,7 +3,6 @@
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -13,51 +12,11 @@ from fedbe.experiment.run_folder import Record
 from fedbe.report.chart import Chart
 from fedbe.report.figures import draw
 from fedbe.reproduce import study_analysis
+from fedbe.reproduce.heat_map import heat_map_chart
+from fedbe.reproduce.results import CellResult
 from fedbe.reproduce.round_curves import chart_by_round
 from fedbe.reproduce.study import Cell, Scale, Study
 from fedbe.reproduce.study_runner import StudyRun
-
-
-@dataclass(frozen=True)
-class CellResult:
-    """The numbers of one cell.
-
-    Attributes:
-        cell: The cell.
-        by_seed: seed -> our value in the study's unit, for finished runs.
-        paper: The paper's mean and standard deviation, as far as it gives them.
-        under_way: A phrase for each run that is not finished.
-        decimals: How many decimals of our numbers are shown.
-    """
-
-    cell: Cell
-    by_seed: Mapping[int, float]
-    paper: tuple[float, ...]
-    under_way: tuple[str, ...] = ()
-    decimals: int = 1
-
-    @property
-    def ours(self) -> tuple[float, ...]:
-        """Our values, one for each finished seed."""
-        return tuple(self.by_seed.values())
-
-    @property
-    def text(self) -> str:
-        """Our mean ± standard deviation and number of seeds."""
-        if not self.ours:
-            return "–"
-        spread = f" ± {stdev(self.ours):.{self.decimals}f}" if len(self.ours) > 1 else ""
-        return f"{mean(self.ours):.{self.decimals}f}{spread} (n={len(self.ours)})"
-
-    @property
-    def paper_text(self) -> str:
-        """The paper's mean ± standard deviation."""
-        return " ± ".join(f"{v:.2f}" if i else f"{v:.1f}" for i, v in enumerate(self.paper)) or "–"
-
-    @property
-    def difference(self) -> str:
-        """Our mean minus the paper's."""
-        return f"{mean(self.ours) - self.paper[0]:+.{self.decimals}f}" if self.ours and self.paper else "–"
 
 
 def collect(study: Study, runs: Sequence[StudyRun]) -> list[CellResult]:
@@ -108,7 +67,7 @@ def markdown(
     if study.note:
         lines.append(study.note)
     lines += reductions(study, scale)
-    if not study.paper:
+    if not study.paper and not study.heat_map:
         lines.append("The paper shows this as a picture, without numbers.")
     lines += ["", *_grid(study, scale, results, columns)]
     lines += _footnotes(results, columns, missing)
@@ -228,7 +187,8 @@ def write(
 ) -> tuple[Path, list[Path]]:
     """Write table.md, table.csv and the charts into a study's folder.
 
-    The chart by round is added if the runs have several rounds. Each chart is written as SVG, PNG and CSV.
+    The heat map, or the chart by round if the runs have several rounds, is added. Each chart is written as SVG, PNG
+    and CSV.
 
     Args:
         missing: cell -> the reason why it could not run.
@@ -238,8 +198,8 @@ def write(
         The path of table.md, and the paths of the SVG files.
     """
     results = collect(study, runs)
-    by_round = chart_by_round(study, scale, runs)
-    charts = [*([by_round] if by_round else []), *charts]
+    drawn = heat_map_chart(study, scale, results) if study.heat_map else chart_by_round(study, scale, runs)
+    charts = [*([drawn] if drawn else []), *charts]
     write_atomic(root / "table.md", markdown(study, scale, results, missing, charts).encode())
     write_atomic(root / "table.csv", as_csv(study, results).encode())
     for chart in charts:
