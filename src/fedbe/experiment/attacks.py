@@ -105,8 +105,8 @@ def class_prior(honest: Tensor) -> Tensor:
     """The class that is least like the honest clients' choice: the least correlated one over all inputs.
 
     Example:
-        >>> class_prior(torch.tensor([[0.6, 0.4, 0.0], [0.4, 0.6, 0.0], [0.1, 0.1, 0.8]]))
-        tensor([2, 2, 1])
+        >>> class_prior(torch.tensor([[0.8, 0.2, 0.0], [0.3, 0.6, 0.1], [0.15, 0.05, 0.8]]))
+        tensor([2, 2, 0])
     """
     columns = honest.movedim(1, 0).flatten(1).double()
     columns = columns - columns.mean(1, keepdim=True)
