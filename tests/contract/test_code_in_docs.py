@@ -1,65 +1,187 @@
-"""The code in the README and in the documentation runs, and the commands there exist.
+"""The code and the commands in the README and in the documentation run.
 
-Blocks of one page share their names and a folder. A block that needs what a test does not have (a download, a server)
-is marked with a comment before it: <!-- not run: the reason -->
+A page is run from top to bottom in one folder: its blocks of Python share their names, and its commands of fedbe run
+between them, with tiny settings and a tiny CIFAR-10. A block that needs what a test does not have (a download, a
+server) is marked with a comment before it: <!-- not run: the reason -->. The commands that are not run are in NOT_RUN.
 """
 
+import importlib.util
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import tomllib
 import warnings
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 import typer
+from PIL import Image
 from typer.testing import CliRunner
 
 from fedbe.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^>]+) -->\n\n?)?^```python\n(?P<code>.*?)^```", re.M | re.S)
-COMMAND = re.compile(r"^    (fedbe [^#\n]*)|`(fedbe [a-z][^`]*)`", re.M)
-COMMANDS = [
-    pytest.param((line or code).strip(), id=f"{page.name}: {(line or code).strip()[:60]}")
-    for page in PAGES
-    for line, code in COMMAND.findall(page.read_text(encoding="utf-8"))
-]
+CODE = r"(?:<!-- not run: (?P<reason>[^>]+) -->\n\n?)?^```python\n(?P<code>.*?)^```"
+BLOCK = re.compile(CODE, re.M | re.S)
+COMMAND = r"^    (?P<line>fedbe [^#\n]*)|`(?P<quoted>fedbe [a-z-][^`]*)`"
+PART = re.compile(f"{CODE}|{COMMAND}", re.M | re.S)
+OTHER = re.compile(r"^    ((?:make|pip|python) [^#\n]*)|`((?:make|pip|python) [^`\n]*)`", re.M)
+
+NOT_RUN = {
+    "fedbe data get": "downloads; tests/data/test_download.py downloads from a server of its own",
+    "fedbe watch": "serves until Ctrl-C; tests/cli/test_report.py starts and ends it",
+    "fedbe flower certs": "tests/flower/test_commands.py runs a deployment: certs, up, run, down",
+    "fedbe flower up": "as certs",
+    "fedbe flower run": "as certs",
+    "fedbe flower down": "as certs",
+    "fedbe reproduce table1 --scale paper --seeds 3": "writes into results/; tests/reproduce/test_results.py runs it",
+}
+NAMES = {
+    "fedbe flower",
+    "fedbe reproduce",
+    "fedbe predict",
+    "fedbe evaluate",
+    "fedbe resume",
+}  # of commands, in a sentence
+WORDS = {
+    "RUN…": "runs/first",
+    "RUN": "runs/first",
+    "runs/NAME": "runs/first",
+    "FOLDER": "photos",
+    "DIR": "pictures",
+    "RECIPE": "digits",
+    "key=value": "training.rounds=1",
+    "training.epochs=E": "training.epochs=1",
+    "…": "float32",  # after --precision
+}
+QUICK = ["training.rounds=1", "training.epochs=1", "settings.distill_epochs=1"]
+QUICK_CIFAR = ["data.server=50"]
+
+
+def commands(page):
+    """The commands of fedbe in a page, one by one."""
+    for part in PART.finditer(page.read_text(encoding="utf-8")):
+        text = part["line"] or part["quoted"]
+        for one in (text or "").split(";"):
+            if one.strip():
+                yield " ".join(one.split())
+
+
+COMMANDS = [(page, text) for page in PAGES for text in commands(page)]
+FIRST = {text: page for page, text in reversed(COMMANDS)}  # the page that runs a command that several pages have
 
 
 def name(page):
     return page.relative_to(ROOT).as_posix()
 
 
+def invoke(words):
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, f"{' '.join(words)}: {done.output}{done.exception or ''}"
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A folder with a finished run, a comparison as `make run` leaves it, images, and a CIFAR-10 of 1,250 images."""
+    folder = tmp_path_factory.mktemp("prepared")
+    (folder / "data/cifar-10-batches-bin").mkdir(parents=True)
+    draw, labels = np.random.default_rng(0), np.arange(250, dtype=np.uint8)[:, None] % 10
+    for stem in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        records = np.hstack([labels, draw.integers(0, 256, (250, 3072), dtype=np.uint8)])
+        (folder / f"data/cifar-10-batches-bin/{stem}.bin").write_bytes(records.tobytes())
+    (folder / "photos").mkdir()
+    for path in ("image.png", "photos/one.png"):
+        Image.new("L", (8, 8)).save(folder / path)
+    quick = [*settings(QUICK), "--workers", "0", "-q", "--runs", str(folder / "runs")]
+    invoke(["run", "--method", "fedavg", "--name", "first", *quick])
+    invoke(["compare", "--methods", "fedavg", "--seeds", "1", *quick])
+    return folder
+
+
+@pytest.fixture
+def place(prepared, tmp_path, monkeypatch):
+    """The test runs in a copy of that folder."""
+    folder = shutil.copytree(prepared, tmp_path / "place")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("FEDBE_DATA", str(folder / "data"))
+
+
+def settings(changes):
+    return [word for change in changes for word in ("--set", change)]
+
+
+def quickly(text):
+    """The words of a command with values for its placeholders, and with tiny settings."""
+    text = re.sub(r" > \S+|[\[\]]", "", text).replace("key=value …", "key=value").replace("--runs DIR", "--runs runs")
+    words = shlex.split(text)[1:]
+    words = [WORDS.get(word, word) for word in words]
+    if words[0] not in {"run", "compare", "reproduce"} or "--list" in words:
+        return words
+    on_cifar = "cifar10" in text or "paper" in text or "table1 --scale cpu" in text
+    words += settings(QUICK + QUICK_CIFAR * on_cifar)
+    if words[0] == "reproduce" and "table1" in words:
+        words += ["--only", "step", "--only", "fedavg", "--only", "convnet"]
+    return [*words, *(["--seeds", "1"] if words[0] != "run" else []), "--workers", "0", "-q"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [p for p in PAGES if BLOCK.search(p.read_text(encoding="utf-8"))], ids=name)
-def test_the_code_runs(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    if page.name == "report.md":  # which reads what `make run` leaves
-        words = ["compare", "-q", "--workers", "0", "--seeds", "1", "--set", "training.rounds=1", "--methods", "fedavg"]
-        assert CliRunner().invoke(app, words).exit_code == 0
-    names = {"__name__": "docs"}
-    for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
-        if block["reason"]:
-            continue
-        line = page.read_text(encoding="utf-8")[: block.start("code")].count("\n")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            exec(compile("\n" * line + block["code"], str(page), "exec"), names)  # noqa: S102
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("page", [p for p in PAGES if PART.search(p.read_text(encoding="utf-8"))], ids=name)
+def test_a_page_runs_from_top_to_bottom(page):
+    text, names, done = page.read_text(encoding="utf-8"), {"__name__": "docs"}, set()
+    for part in PART.finditer(text):
+        if part["code"] and not part["reason"]:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                code = "\n" * text[: part.start("code")].count("\n") + part["code"]
+                exec(compile(code, str(page), "exec"), names)  # noqa: S102
+        for one in ((part["line"] or part["quoted"]) or "").split(";"):
+            command = " ".join(one.split())
+            known = command in NAMES or any(command.startswith(start) for start in NOT_RUN)
+            if command and FIRST[command] == page and command not in done and not known:
+                done.add(command)
+                invoke(quickly(command))
 
 
-@pytest.mark.parametrize("text", COMMANDS)
+@pytest.mark.parametrize("text", dict.fromkeys(text for _, text in COMMANDS))
 def test_the_command_exists(text):
-    """Its names and options; what it would do is tested elsewhere."""
-    for part in text.split(";"):
-        words = [word for word in shlex.split(part) if word not in ("…", "...")][1:]
-        command: click.Command = typer.main.get_command(app)
-        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-            assert words[0] in command.commands, f"there is no command {words[0]}"
-            command, words = command.commands[words[0]], words[1:]
-        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        known |= {"--help", "-h", "--debug"}
-        for word in words:
-            option = word.strip("[]").partition("=")[0]
-            assert not option.startswith("-") or option in known, f"{command.name} has no option {option}"
+    """Its names and options, also of the commands that are not run."""
+    words = [word for word in shlex.split(text) if word not in ("…", "...")][1:]
+    command: click.Command = typer.main.get_command(app)
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        assert words[0] in command.commands, f"there is no command {words[0]}"
+        command, words = command.commands[words[0]], words[1:]
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    known |= {"--help", "-h", "--debug"}
+    for word in words:
+        option = word.strip("[]").partition("=")[0]
+        assert not option.startswith("-") or option in known, f"{command.name} has no option {option}"
+
+
+def test_every_exception_is_needed():
+    texts = {text for _, text in COMMANDS}
+    assert [start for start in NOT_RUN if not any(text.startswith(start) for text in texts)] == []
+    assert NAMES - texts == set()
+
+
+@pytest.mark.parametrize(
+    "text", dict.fromkeys(a or b for page in PAGES for a, b in OTHER.findall(page.read_text(encoding="utf-8")))
+)
+def test_other_commands_name_what_exists(text):
+    """Targets of make, modules and scripts of Python, extras of pip. CI runs make and pip; benchmarks take too long."""
+    words = shlex.split(text)
+    if words[0] == "make":
+        subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True, env=dict(os.environ))
+    elif words[0] == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert set(re.findall(r"\[(\w+)\]", text)) <= set(extras)
+    elif words[1] == "-m":
+        assert importlib.util.find_spec(words[2]) is not None
+    else:
+        assert (ROOT / words[1]).exists()

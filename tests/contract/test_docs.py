@@ -63,3 +63,9 @@ def test_the_settings_of_other_programs_are_settings_of_ours():
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
     assert set(re.findall(r"(\w+\.md)", navigation)) == {page.name for page in (ROOT / "docs").glob("*.md")}
+
+
+def test_the_pictures_are_those_that_our_code_draws():
+    from benchmarks.concept_pictures import PICTURES
+
+    assert {path.stem for path in (ROOT / "docs/pictures").iterdir()} == set(PICTURES)
