@@ -49,10 +49,11 @@ def main() -> None:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # Flower's runtime sets these
     logging.getLogger("flwr").setLevel(logging.ERROR)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    flower, fed = FlowerFedAvg(fraction_evaluate=0.0), fedbe.flower.FedAvg(model=model, fraction_evaluate=0.0)
     ours, theirs = [], []
     for _ in range(TURNS + 1):
-        theirs.append(seconds(FlowerFedAvg(fraction_evaluate=0.0), model))
-        ours.append(seconds(fedbe.flower.FedAvg(model=model, fraction_evaluate=0.0), model))
+        theirs.append(seconds(flower, model))
+        ours.append(seconds(fed, model))
     ratios = [a / b for a, b in zip(ours[1:], theirs[1:], strict=True)]  # the first turn warms up
     Console().print(
         f"{sum(p.numel() for p in model.parameters()):,} parameters, {CLIENTS} clients, {TURNS} turns: "

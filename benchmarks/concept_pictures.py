@@ -100,9 +100,9 @@ def averaging() -> None:
     assert isinstance(task.test.inputs, Tensor)
     parts = split("step", labels, clients=3, server=300, seed=0, major_classes=1, major_share=0.8)
     runner = ModelRunner(build("mlp", 3, (2,), generator(0, role="model"), hidden=(100,)))
-    average, states = runner.read(), []
+    average = runner.read()
     for number in range(1, 11):
-        states = []
+        states: list[ModelState] = []
         for client, own in enumerate(parts.clients):
             local = LocalSettings(epochs=2, batch_size=100, lr=0.1)
             draw = generator(0, number, "train", client)

@@ -11,8 +11,10 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import nn
 
+from fedbe.core.state import Layout
 from fedbe.errors import StateError
 from fedbe.flower import from_record, to_record
+from fedbe.flower.arrays import VectorPool, pack_state
 
 
 class Net(nn.Module):
@@ -149,3 +151,22 @@ def test_the_import_without_flower_names_the_extra(module):
     code += f"try:\n import {module}\nexcept ImportError as e:\n print(e)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'fedbe[flower]'" in done.stdout
+
+
+def test_memory_of_a_state_is_used_again_only_when_nothing_refers_to_it():
+    net, pool = nn.Linear(300, 200), VectorPool(limit=500_000)  # two states of 240,800 bytes
+    records = [to_record({k: v + i for k, v in net.state_dict().items()}) for i in range(4)]
+
+    def pack(number):
+        return pack_state(records[number], Layout(net), "it", pool)
+
+    first, second, third = pack(0), pack(1), pack(2)
+    view, kept = first.params[:5], second.params.clone()
+    expected, used = view.clone(), first.params.data_ptr()
+    del first, third  # of the first a view is left; the third did not fit into the pool
+    fourth = pack(3)
+    assert fourth.params.data_ptr() != used
+    assert torch.equal(view, expected)
+    assert torch.equal(second.params, kept)
+    del view
+    assert pack(2).params.data_ptr() == used

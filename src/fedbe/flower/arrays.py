@@ -10,6 +10,7 @@ Extras (SCAFFOLD's control variates) travel in the same record under a prefix.
 
 import ast
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -25,6 +26,7 @@ from fedbe.errors import StateError
 
 PREFIX = "fedbe/"  # no module uses names that start like this
 LENGTH_BYTES = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}  # .npy version: bytes of the header's length field
+POOL_BYTES = 2**29  # that a server keeps between rounds
 MAX_HEADER = 10_000  # bytes of a .npy header; numpy's own limit for untrusted files
 ArraySpec = Mapping[str, tuple[torch.Size, torch.dtype]]  # name -> shape and dtype
 
@@ -74,10 +76,46 @@ def from_record(record: ArrayRecord, model: nn.Module) -> dict[str, Tensor]:
     return layout.with_frozen(read_state(split_extras(record)[0], layout, "the record"))
 
 
-def pack_state(arrays: Mapping[str, Array], layout: Layout, what: str) -> ModelState:
+class VectorPool:
+    """Vectors that are used again when nothing else refers to them any more.
+
+    To clear the pages of new memory costs more than the copy into it. NumPy's reference count says who still uses a
+    vector: the tensors that share its memory count, too.
+
+    Args:
+        limit: how many bytes may wait for the next round.
+
+    Example:
+        >>> pool = VectorPool()
+        >>> first = pool.take(3, np.dtype("float32"))
+        >>> pool.take(3, np.dtype("float32")) is first  # still in use
+        False
+        >>> address = id(first)
+        >>> del first
+        >>> id(pool.take(3, np.dtype("float32"))) == address
+        True
+    """
+
+    def __init__(self, limit: int = POOL_BYTES) -> None:
+        self._limit = limit
+        self._vectors: list[Any] = []
+
+    def take(self, size: int, dtype: "np.dtype[Any]") -> Any:
+        """A vector with any content."""
+        for position in range(len(self._vectors)):
+            vector = self._vectors[position]
+            if sys.getrefcount(vector) == 3 and vector.size == size and vector.dtype == dtype:  # the pool, here, there
+                return vector
+        new = np.empty(size, dtype)
+        if sum(vector.nbytes for vector in self._vectors) + new.nbytes <= self._limit:
+            self._vectors.append(new)
+        return new
+
+
+def pack_state(arrays: Mapping[str, Array], layout: Layout, what: str, pool: VectorPool | None = None) -> ModelState:
     """The model in a record. StateError if it does not fit the layout; `what` names it.
 
-    It is `layout.pack(read_state(…))` with one copy instead of three.
+    It is `layout.pack(read_state(…))` with one copy instead of three, into memory of the pool.
     """
     arrays = _by_name(arrays, layout)
     spec = _complete_spec(arrays, layout)
@@ -85,14 +123,15 @@ def pack_state(arrays: Mapping[str, Array], layout: Layout, what: str) -> ModelS
     fixed = {*layout.aliases, *layout.aliases.values(), *layout.frozen} & spec.keys()
     layout.check_fixed({n: _to_tensor(arrays[n], *spec[n], f"{what}: '{n}'") for n in fixed}, what)
     counters = {n: _to_tensor(arrays[n], *spec[n], f"{what}: '{n}'").to(layout.device) for n in layout.counters}
-    params, buffers = (_pack(arrays, slots, layout, what) for slots in (layout.params, layout.buffers))
+    pool = pool or VectorPool()
+    params, buffers = (_pack(arrays, slots, layout, what, pool) for slots in (layout.params, layout.buffers))
     return ModelState(params, buffers, counters)
 
 
 def pack_params(arrays: Mapping[str, Array], layout: Layout, what: str) -> Tensor:
     """A vector [P] from arrays that have one number for each parameter, such as SCAFFOLD's control variates."""
     check_names(arrays, params_spec(layout), what)
-    return _pack(arrays, [replace(slot, dtype=layout.dtype) for slot in layout.params], layout, what)
+    return _pack(arrays, [replace(slot, dtype=layout.dtype) for slot in layout.params], layout, what, VectorPool())
 
 
 def is_positional(arrays: Mapping[str, Array], layout: Layout) -> bool:
@@ -109,9 +148,8 @@ def _by_name(arrays: Mapping[str, Array], layout: Layout) -> Mapping[str, Array]
     return dict(zip(layout.keys, arrays.values(), strict=True)) if is_positional(arrays, layout) else arrays
 
 
-def _pack(arrays: Mapping[str, Array], slots: Sequence[Slot], layout: Layout, what: str) -> Tensor:
-    # NumPy allocates large arrays in huge pages. In torch's, page faults take longer than the copy.
-    flat = np.empty(slots[-1].stop if slots else 0, torch.empty(0, dtype=layout.dtype).numpy().dtype)
+def _pack(arrays: Mapping[str, Array], slots: Sequence[Slot], layout: Layout, what: str, pool: VectorPool) -> Tensor:
+    flat = pool.take(slots[-1].stop if slots else 0, torch.empty(0, dtype=layout.dtype).numpy().dtype)
     for slot in slots:
         values = _read_array(arrays[slot.name], slot.shape, slot.dtype, f"{what}: '{slot.name}'")
         flat[slot.start : slot.stop].reshape(slot.shape)[...] = values

@@ -26,7 +26,7 @@ from fedbe.errors import AggregationError, SettingError, StateError, check_setti
 from fedbe.experiment.recorder import RunRecorder, round_line
 from fedbe.experiment.run_state import RunState
 from fedbe.flower import messages
-from fedbe.flower.arrays import is_positional, pack_state, split_extras, to_record, with_positions
+from fedbe.flower.arrays import VectorPool, is_positional, pack_state, split_extras, to_record, with_positions
 from fedbe.flower.nodes import NodeManager, log, sender
 from fedbe.flower.privacy import check_wrapper
 from fedbe.flower.replies import RoundReplies, average_metrics, check_no_error, describe_unreadable, num_examples
@@ -100,6 +100,7 @@ class MethodStrategy(FlowerFedAvg):
         self._previous: ModelState | None = None  # the global model of the current round
         self._positional = False  # whether the global model came as a plain list of arrays
         self._round_start = 0.0
+        self._pool = VectorPool()
 
     def start(
         self,
@@ -226,7 +227,9 @@ class MethodStrategy(FlowerFedAvg):
         if not self._train_messages:
             return None, None
         layout = self.server.runner.layout
-        received = RoundReplies(replies, self._train_messages, self.nodes, self.method, layout, self.weighted_by_key)
+        received = RoundReplies(
+            replies, self._train_messages, self.nodes, self.method, layout, self.weighted_by_key, self._pool
+        )
         received.log_count("aggregate_train")
         self.server.total_clients = self._total_clients or self.nodes.count
         assert self._previous is not None, "`configure_train` sets it"
@@ -303,7 +306,7 @@ class MethodStrategy(FlowerFedAvg):
         )
 
     def _read_model(self, arrays: ArrayRecord) -> ModelState:
-        return pack_state(split_extras(arrays)[0], self.server.runner.layout, "the global model")
+        return pack_state(split_extras(arrays)[0], self.server.runner.layout, "the global model", self._pool)
 
     def _sample(self, grid: Grid, fraction: float, minimum: int, role: str, number: int) -> list[int]:
         """Nodes for one role in one round, drawn with the server's seed."""
