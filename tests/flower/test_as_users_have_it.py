@@ -91,13 +91,13 @@ def own_app(net=Net, mods=()):
     return app
 
 
-def listing_app(mods=()):
+def listing_app(mods=(), net=Net):
     """The same with plain lists of arrays."""
     app = ClientApp(mods=list(mods))
 
     @app.train()
     def train(message, context):
-        model = Net()
+        model = net()
         values = message.content["arrays"].to_numpy_ndarrays()
         model.load_state_dict({k: torch.tensor(v) for k, v in zip(model.state_dict(), values, strict=True)})
         train_locally(model, context.node_config["partition-id"])
@@ -315,3 +315,53 @@ def test_only_public_names_of_flower_are_imported():
                 listed = importlib.import_module(node.module).__all__
                 missing = [a.name for a in node.names if a.name not in listed]
                 assert not missing, f"{path.name} imports {missing} from {node.module}, which does not list them"
+
+
+class Adapted(Net):
+    """The convolution is a backbone that nobody trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv.requires_grad_(False)
+
+
+@pytest.mark.parametrize("as_list", [False, True], ids=["names", "list"])
+def test_a_frozen_backbone_with_clients_that_load_and_send_complete_states(as_list, local_grid, tmp_path):
+    """Clients get what the server was given, so `load_state_dict` stays strict; also after a resume."""
+    state = Adapted().state_dict()
+    first = ArrayRecord([v.numpy() for v in state.values()] if as_list else state)
+    app = listing_app(net=Adapted) if as_list else own_app(Adapted)
+    options = {"unlabeled": images(12, 9)[0], "folder": tmp_path / "run", **SMALL, **QUIET}
+    for rounds in (1, 2):
+        strategy = FedBE(model=Adapted, **options)
+        result = resume(strategy, local_grid(app, CLIENTS), first, rounds)
+        assert (strategy.server.round, strategy.server.info.set_aside) == (rounds, ())
+    values = result.arrays.to_numpy_ndarrays()
+    final = {name: torch.tensor(value) for name, value in zip(state, values, strict=True)}
+    assert torch.equal(final["conv.weight"], state["conv.weight"])
+    assert not torch.equal(final["head.weight"], state["head.weight"])
+    model = Adapted()
+    model.load_state_dict(final)
+    inputs, labels = images(60, 77)
+    assert float((model(inputs).argmax(1) == labels).double().mean()) > 0.6
+
+
+def test_adapters_alone_travel_between_clients_that_load_them_without_the_rest(local_grid):
+    """LoRA as Flower's users have it: `strict=False`, and only what is trained in the records."""
+    app, sent = ClientApp(), []
+
+    @app.train()
+    def train(message, context):
+        model = Adapted()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=False)
+        train_locally(model, context.node_config["partition-id"])
+        sent.append(set(message.content["arrays"]))
+        trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+        content = {"arrays": ArrayRecord(trained), "metrics": MetricRecord({"num-examples": 24})}
+        return Message(RecordDict(content), reply_to=message)
+
+    trained = {name: p.detach() for name, p in Adapted().named_parameters() if p.requires_grad}
+    strategy = FedBE(model=Adapted, unlabeled=images(12, 9)[0], **SMALL, **QUIET)
+    result = strategy.start(local_grid(app, CLIENTS), ArrayRecord(trained), 2)
+    assert strategy.server.info.set_aside == ()
+    assert set(map(frozenset, sent)) == {frozenset({"head.weight", "head.bias"})} == {frozenset(result.arrays)}

@@ -93,6 +93,7 @@ class Layout:
 
     Attributes:
         keys: The names of the `state_dict`, in its order, without frozen parameters.
+        all_keys: The same with them.
         frozen: The frozen parameters by name; empty if all parameters are frozen or none.
         params: The slots of the parameters, tied ones once.
         buffers: The slots of the floating-point buffers.
@@ -118,7 +119,7 @@ class Layout:
         entries, params = _entries(source)
         self.device = next(iter(entries.values())).device
         self.dtype = torch.float64 if torch.float64 in {t.dtype for t in entries.values()} else torch.float32
-        self._all_keys = tuple(entries)
+        self.all_keys = tuple(entries)
         self.frozen = _frozen(entries)
         entries, params = ({n: t for n, t in part.items() if n not in self.frozen} for part in (entries, params))
         self.aliases = _aliases(entries, params) if isinstance(source, nn.Module) else {}
@@ -199,7 +200,7 @@ class Layout:
 
     def with_frozen(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A complete `state_dict`: the named tensors, and copies of the frozen parameters."""
-        return {name: named[name] if name in named else self.frozen[name].clone() for name in self._all_keys}
+        return {name: named[name] if name in named else self.frozen[name].clone() for name in self.all_keys}
 
     def pack_params(self, named: Mapping[str, Tensor] | Tensor, what: str) -> Tensor:
         """A vector [P] from named tensors with the shapes of the parameters, such as SCAFFOLD's control variates."""

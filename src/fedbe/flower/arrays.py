@@ -136,7 +136,7 @@ def pack_params(arrays: Mapping[str, Array], layout: Layout, what: str) -> Tenso
 
 def is_positional(arrays: Mapping[str, Array], layout: Layout) -> bool:
     """Whether a record was made of a plain list of arrays: its names are "0", "1", … in the order of the state."""
-    return len(arrays) == len(layout.keys) and all(name == str(i) for i, name in enumerate(arrays))
+    return len(arrays) in {len(layout.keys), len(layout.all_keys)} and all(n == str(i) for i, n in enumerate(arrays))
 
 
 def with_positions(record: ArrayRecord) -> ArrayRecord:
@@ -144,8 +144,22 @@ def with_positions(record: ArrayRecord) -> ArrayRecord:
     return ArrayRecord({str(i): array for i, array in enumerate(record.values())})
 
 
+def with_frozen(record: ArrayRecord, frozen: Mapping[str, Array], layout: Layout) -> ArrayRecord:
+    """The record with frozen parameters where a complete `state_dict` has them; the record itself if there are none."""
+    if not frozen:
+        return record
+    every = {**record, **frozen}
+    return ArrayRecord({name: every[name] for name in layout.all_keys if name in every})
+
+
+def frozen_arrays(record: Mapping[str, Array], layout: Layout) -> dict[str, Array]:
+    """The frozen parameters that a record has."""
+    return {name: array for name, array in _by_name(record, layout).items() if name in layout.frozen}
+
+
 def _by_name(arrays: Mapping[str, Array], layout: Layout) -> Mapping[str, Array]:
-    return dict(zip(layout.keys, arrays.values(), strict=True)) if is_positional(arrays, layout) else arrays
+    names = layout.keys if len(arrays) == len(layout.keys) else layout.all_keys
+    return dict(zip(names, arrays.values(), strict=True)) if is_positional(arrays, layout) else arrays
 
 
 def _pack(arrays: Mapping[str, Array], slots: Sequence[Slot], layout: Layout, what: str, pool: VectorPool) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
@@ -26,7 +26,16 @@ from fedbe.errors import AggregationError, SettingError, StateError, check_setti
 from fedbe.experiment.recorder import RunRecorder, round_line
 from fedbe.experiment.run_state import RunState
 from fedbe.flower import messages
-from fedbe.flower.arrays import VectorPool, is_positional, pack_state, split_extras, to_record, with_positions
+from fedbe.flower.arrays import (
+    VectorPool,
+    frozen_arrays,
+    is_positional,
+    pack_state,
+    split_extras,
+    to_record,
+    with_frozen,
+    with_positions,
+)
 from fedbe.flower.nodes import NodeManager, log, sender
 from fedbe.flower.privacy import check_wrapper
 from fedbe.flower.replies import RoundReplies, average_metrics, check_no_error, describe_unreadable, num_examples
@@ -98,6 +107,7 @@ class MethodStrategy(FlowerFedAvg):
         self._train_messages: list[Message] = []
         self._evaluate_messages: list[Message] = []
         self._previous: ModelState | None = None  # the global model of the current round
+        self._frozen: dict[str, Array] = {}  # frozen parameters that the global model has: they travel, too
         self._positional = False  # whether the global model came as a plain list of arrays
         self._round_start = 0.0
         self._pool = VectorPool()
@@ -189,8 +199,8 @@ class MethodStrategy(FlowerFedAvg):
         nodes = self._sample(grid, self.fraction_train, self.min_train_nodes, "train", number)
         self._previous, self._positional = self._read_model(arrays), is_positional(arrays, self.server.runner.layout)
         config[messages.ROUND] = number
-        model = {name: array for name, array in arrays.items() if name not in self.server.runner.layout.frozen}
-        shared = ArrayRecord({**model, **to_record({}, self.server.broadcast)})
+        self._frozen = frozen_arrays(arrays, self.server.runner.layout)
+        shared = ArrayRecord({**arrays, **to_record({}, self.server.broadcast)})
         self._train_messages = [self._train_message(node, shared, config, number) for node in nodes]
         self._round_start = time.perf_counter()
         return self._train_messages
@@ -238,7 +248,7 @@ class MethodStrategy(FlowerFedAvg):
         except AggregationError as error:
             unreadable = describe_unreadable(received.set_aside)
             raise AggregationError(f"round {self.server.round + 1}: {error}{unreadable}") from error
-        record = to_record(state)
+        record = with_frozen(to_record(state), self._frozen, layout)
         return with_positions(record) if self._positional else record, self._finish_round(state, received)
 
     def _finish_round(self, model: dict[str, Tensor], received: RoundReplies) -> MetricRecord | None:

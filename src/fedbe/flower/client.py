@@ -111,7 +111,8 @@ class TrainRequest:
         The result is a function of (seed, round, client id) and the data.
 
         Args:
-            model: the architecture. It is copied. Its weights do not matter, except frozen ones, which are not sent.
+            model: the architecture. It is copied. Its weights do not matter, except frozen ones: they must be the
+                server's.
             inputs: the client's inputs, in any form that `unlabeled` of `fedbe.Server` has.
             labels: class indices [N].
             settings: epochs, batch size, learning rate and so on. Default: `LocalSettings()`.
@@ -192,7 +193,7 @@ def client_app(train: Callable[[TrainRequest], TrainReply]) -> ClientApp:
         if reply.memory:
             context.state[MEMORY] = to_record(reply.memory)
         key = next(iter(message.content.array_records))
-        # A frozen parameter does not come with the request, so it is not sent back.
+        # What does not come with the request, such as frozen parameters, is not sent back.
         state = {name: tensor for name, tensor in reply.state.items() if name in request.arrays}
         metrics: dict[str, Any] = {request.instructions.weight_key: reply.num_examples, **reply.metrics}
         content = RecordDict(

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedbe.algorithms.api import SERVER_CLASSES
 from fedbe.algorithms.methods import METHODS
-from fedbe.flower.arrays import to_record
+from fedbe.flower.arrays import frozen_arrays, to_record, with_frozen
 from fedbe.flower.base_strategy import EvaluateFn, MethodStrategy
 
 
@@ -82,7 +82,7 @@ def resume(
     Args:
         strategy: a strategy with a `folder`.
         grid: Flower's grid.
-        initial_arrays: the first global model; used only if there is no checkpoint.
+        initial_arrays: the first global model; if there is a checkpoint, only its frozen parameters are used.
         num_rounds: the number of rounds of the whole run, including finished ones. Where settings depend on it
             (`distill_until` below 1, as in the variant "tuned"), it must not change.
         evaluate_fn: (round, global model) -> metrics. Default: none.
@@ -101,7 +101,9 @@ def resume(
         strategy.restore(state)
         if state is None:
             return strategy.run_rounds(grid, initial_arrays, num_rounds, evaluate_fn, **options)
-        arrays = to_record(strategy.server.runner.layout.unpack(state.model))
+        layout = strategy.server.runner.layout
+        trained = to_record(layout.unpack(state.model))
+        arrays = with_frozen(trained, frozen_arrays(initial_arrays, layout), layout)
         # With no round left this still evaluates and writes the model: the run may have been stopped just before.
         result = strategy.run_rounds(grid, arrays, max(num_rounds - state.round, 0), evaluate_fn, **options)
         result.arrays = result.arrays or arrays
