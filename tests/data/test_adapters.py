@@ -246,6 +246,38 @@ def test_hugging_face_uses_the_finest_labels():
     assert load_task(table).train.classes == ("cat", "dog")
 
 
+class Columns(dict):
+    """A Hugging Face data set without class names: named columns."""
+
+    @property
+    def features(self):
+        return {name: type("Feature", (), {"dtype": "uint8" if name == "img" else "float64"})() for name in self}
+
+
+def test_hugging_face_columns_of_numbers_are_a_table():
+    columns = {
+        "age": [20.0, 30.0, 40.0] * 5,
+        "sex": ["f", "m", "f"] * 5,
+        "client": [0, 1, 2] * 5,
+        "target": [5, 7, 5] * 5,
+    }
+    data = from_hugging_face(Columns(columns), "people")
+    assert data.inputs[:3].tolist() == [[20, 1, 0], [30, 0, 1], [40, 1, 0]]
+    assert data.classes == ("5", "7")
+    assert data.client_ids[:3].tolist() == [0, 1, 2]
+
+
+def test_hugging_face_arrays_of_bytes_are_images():
+    data = from_hugging_face(Columns(img=IMAGES.tolist(), label=[0, 1] * 5), "images")
+    assert data.inputs.dtype == torch.uint8
+    assert data.inputs.shape == (10, 4, 4, 3)
+
+
+def test_hugging_face_columns_without_a_label_are_an_error():
+    with pytest.raises(DataError, match=r"has x, sentiment; rename one with `rename_column`"):
+        from_hugging_face(Columns(x=[1.0, 2.0], sentiment=[0, 1]), "mails")
+
+
 def test_hugging_face_images_of_two_sizes_are_an_error():
     table = Table(10)
     table.columns["img"][3] = Image.new("RGB", (5, 4))

@@ -27,7 +27,7 @@ from fedbe.data.arrays import (
     with_classes,
 )
 from fedbe.data.dataset import Dataset, Task
-from fedbe.data.readers import npz
+from fedbe.data.readers import npz, tables
 from fedbe.data.readers.images import UNREADABLE_IMAGE, eight_bit, is_deep, open_image
 from fedbe.errors import DataError, SettingError
 
@@ -182,33 +182,40 @@ def _arrays(value: Any) -> Any:
 def from_hugging_face(data: Any, name: str) -> Dataset:
     """Read a table with `features`.
 
-    The label is the column with class names, else the column "label" or "labels". Of several columns with class names
-    (coarse and fine) the one with the most classes is used. The inputs are `input_ids`, `attention_mask` and
-    `token_type_ids` where they exist, else the first other column. The column `client_id`, if there is one, gives the
-    ids for the split "column".
+    The label is the column with class names, else the column called label, labels, target, class or y. Of several
+    columns with class names (coarse and fine) the one with the most classes is used. The inputs are `input_ids`,
+    `attention_mask` and `token_type_ids` where they exist, else the first other column; if that has one number in each
+    row, all other columns are inputs, as in a CSV table. The column `client_id` or `client`, if there is one, gives
+    the ids for the split "column".
     """
     named = [column for column, feature in data.features.items() if hasattr(feature, "names")]
-    label_columns = named or [column for column in LABEL_NAMES if column in data.features]
-    input_columns = [column for column in data.features if column not in {*label_columns, "client_id"}]
+    label_columns = named or [column for column in tables.LABELS if column in data.features][:1]
+    clients = [column for column in tables.CLIENTS if column in data.features][:1]
+    input_columns = [column for column in data.features if column not in {*label_columns, *clients}]
     if not label_columns or not input_columns:
         columns = ", ".join(data.features)
         raise DataError(
-            f"{name} must have a label column (with class names, or called 'label') and an input column, "
-            f"but has {columns}"
+            f"{name} must have a label column (with class names, or called {', '.join(tables.LABELS)}) and an input "
+            f"column, but has {columns}; rename one with `rename_column`"
         )
     label = max(label_columns, key=lambda column: len(getattr(data.features[column], "names", ())))
-    client_ids = np.array(list(data["client_id"])) if "client_id" in data.features else None
+    client_ids = np.array(list(data[clients[0]])) if clients else None
     tokens = {column: stacked(data[column], name) for column in TOKEN_NAMES if column in data.features}
-    inputs = tokens or _numbers(data, input_columns[0], name)
+    inputs = tokens or _numbers(data, input_columns, name)
     names = getattr(data.features[label], "names", None)
     return from_arrays(name, inputs, np.array(list(data[label])), names, client_ids)
 
 
-def _numbers(data: Any, column: str, name: str) -> Any:
-    values = stacked(data[column], name)
+def _numbers(data: Any, columns: Sequence[str], name: str) -> Any:
+    """The first column, or all of them if it has one number in each row."""
+    first = columns[0]
+    values = stacked(data[first], name)
     if values.dtype.kind in "US":
-        raise DataError(f"{name}: the column '{column}' has texts; tokenize them first (`input_ids`)")
-    return values
+        raise DataError(f"{name}: the column '{first}' has texts; tokenize them first (`input_ids`)")
+    if values.ndim == 1:
+        return np.hstack([tables.encoded(stacked(data[column], name), column, name) for column in columns])
+    # Hugging Face gives arrays of bytes as lists of numbers.
+    return values.astype(np.uint8) if getattr(data.features[first], "dtype", None) == "uint8" else values
 
 
 def from_partitioner(partitioner: Any) -> Dataset:

@@ -60,7 +60,7 @@ def read(path: Path) -> Dataset:
             f"{path} must have a column called {', '.join(LABELS)}, or name it: {path}?label=COLUMN; "
             f"it has {', '.join(list(columns)[:10])}"
         )
-    inputs = [_encoded(column, name, path) for name, column in columns.items() if name not in (label, client)]
+    inputs = [encoded(column, name, path) for name, column in columns.items() if name not in (label, client)]
     if not inputs:
         raise DataError(f"{path} must have a column of inputs next to the label '{label}'")
     ids = None if client is None else columns[client]
@@ -79,7 +79,7 @@ def _labels(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(np.int64) if is_whole else values
 
 
-def _encoded(values: NDArray[Any], name: str, path: Path) -> NDArray[np.float32]:
+def encoded(values: NDArray[Any], name: str, path: Path | str) -> NDArray[np.float32]:
     """The column as numbers [N, 1]; texts as one column for each distinct text [N, K], in sorted order."""
     if values.dtype.kind in "biuf":
         if not np.isfinite(values.astype(np.float64)).all():
