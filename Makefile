@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast chaos check format bench docs clean
+.PHONY: help run test test-fast chaos check format bench gpu-check docs clean
 
 help:    ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 18
@@ -35,6 +35,9 @@ format: $(VENV)/.dev    ## format the code and fix what ruff can fix
 
 bench: $(VENV)/.dev    ## measure speed (takes a few minutes)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+gpu-check: $(VENV)/.dev    ## compare an accelerator with the CPU and measure it (CUDA, MPS; says if there is none)
+	@$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
 docs: $(VENV)/.docs    ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

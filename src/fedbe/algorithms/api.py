@@ -20,7 +20,7 @@ from fedbe.algorithms.server.limits import ClientWeights, Limits, check_count
 from fedbe.algorithms.server.step import server_step
 from fedbe.algorithms.vote import Member, local_predictor, predict, vote
 from fedbe.core.compute import Plan
-from fedbe.core.inputs import Augmentation, Inputs, as_inputs
+from fedbe.core.inputs import Augmentation, Inputs, TensorInputs, as_inputs
 from fedbe.core.metrics import Metrics
 from fedbe.core.model_runner import ModelRunner, try_model
 from fedbe.core.state import ModelState, all_finite
@@ -94,7 +94,7 @@ class Server:
         max_change: unless the change is at most this many times the tensor's own norm (see `Limits`).
         max_share: the largest share of the total weight that one client may have; 1 for no limit.
         client_weights: "reported", the clients' own numbers of examples; "equal"; or numbers by client id.
-        plan: precision and memory layout.
+        plan: device, precision and memory layout. Results stay on the device of `model`.
         output: which part of the model's output are the logits, a name or a position. Default: a tensor as it is,
             `logits` of a dict or a Hugging Face `ModelOutput`, the first entry of a tuple.
         variant: auto; paper; released, the forms of the authors' program; or tuned (docs/variants.md).
@@ -152,6 +152,8 @@ class Server:
                 check_count(name, value)
         self.seed, self.rounds, self.total_clients = seed, rounds, total_clients
         self.inputs = None if unlabeled is None else as_inputs(unlabeled, augment)
+        if isinstance(self.inputs, TensorInputs):
+            self.inputs = self.inputs.on(self.runner.device)
         self.labels = _labels(labels, self.inputs)
         self._check_needs()
         self.round = 0

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from fedbe.algorithms.early_stopping import EarlyStopping
 from fedbe.algorithms.swa import SWASchedule, WeightAverage
+from fedbe.core.devices import to_device
 from fedbe.core.inputs import Inputs, batches, hold_out
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.normalization import check_batch, recalibrate
@@ -201,14 +202,14 @@ def distill(
     stopping = EarlyStopping(settings.distill_patience_epochs, runner, inputs, targets, held_out, loss_of)
     augmentation = generator if settings.augment else None
     i = 0  # steps done
-    with global_rng(generator):
+    with global_rng(generator, runner.device):
         for _ in range(settings.distill_epochs):
             order = torch.randperm(len(learned), generator=generator)
             for chosen in batches(len(learned), settings.distill_batch_size, order):
                 i, index = i + 1, learned[chosen]
                 optimizer.zero_grad()
                 logits = runner.logits(inputs.batch(index, augmentation))
-                loss_of(logits, targets[index.to(runner.device)]).backward()  # type: ignore[no-untyped-call]
+                loss_of(logits, targets[to_device(index, runner.device)]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step(settings.step_size(i, steps) if swa is None else swa.step_size(i))
                 if swa is not None and swa.collects(i):
                     average.collect()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fedbe.core.devices import to_device
 from fedbe.core.inputs import Inputs, batches
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.state import ModelState
@@ -57,10 +58,14 @@ class EarlyStopping:
     @torch.no_grad()
     def _loss(self) -> float:
         self._runner.module.eval()
-        total = 0.0
+        sizes, losses = [], []
         for chosen in batches(len(self._held_out), self._runner.plan.batch_size):
             index = self._held_out[chosen]
-            targets = self._targets[index.to(self._runner.device)]
-            total += len(index) * float(self._loss_of(self._runner.logits(self._inputs.batch(index)), targets))
+            targets = self._targets[to_device(index, self._runner.device)]
+            losses.append(self._loss_of(self._runner.logits(self._inputs.batch(index)), targets))
+            sizes.append(len(index))
         self._runner.module.train()
+        total = 0.0
+        for size, loss in zip(sizes, torch.stack(losses).cpu().tolist(), strict=True):  # waits for the device once
+            total += size * loss
         return total / len(self._held_out)

@@ -160,6 +160,7 @@ def judge(settings: GateSettings, average: Tensor, student: Tensor, vote: Tensor
     mean of d: gate_margin · std(d)/√H.
     """
     score = JUDGES[settings.gate]
+    average, student, vote = average.cpu(), student.cpu(), vote.cpu()
     of_average, of_student = score(average, vote), score(student, vote)
     difference = of_student - of_average
     error = float(difference.std(correction=0)) / difference.numel() ** 0.5

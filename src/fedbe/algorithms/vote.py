@@ -237,7 +237,8 @@ class _Ballots:
         count = len(self.reports)
         if self._choices is None or count < 2:
             return None
-        pairs = (self._choices.double() * (self._choices - 1)).sum(1).mean()
+        choices = self._choices.cpu()
+        pairs = (choices.double() * (choices - 1)).sum(1).mean()
         return 1.0 - float(pairs / (count * (count - 1)))
 
 

@@ -65,7 +65,7 @@ def rerun_last_round(run: Run, executor: Executor | None = None) -> Rerun:
 
 
 def _simulation(run: Run, executor: Executor) -> Simulation:
-    recipe, seed, plan = run.recipe, run.info.seed, Plan(run.info.precision)
+    recipe, seed, plan = run.recipe, run.info.seed, Plan(run.info.precision, device=run.info.device)
     federation = prepare(recipe, seed, load_task(recipe.data.source))
     runner = ModelRunner(federation.build_model(), plan)
     executor.configure(federation, plan)

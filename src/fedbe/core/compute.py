@@ -1,18 +1,19 @@
-"""How the arithmetic is done on this machine: precision, memory layout, threads.
+"""How the arithmetic is done on this machine: device, precision, memory layout, threads.
 
-Nothing here decides what is computed. A device option belongs to `Plan`.
+Nothing here decides what is computed. `devices` knows which devices there are.
 """
 
 import math
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from fedbe.core.devices import has_bfloat16_units, parse_devices, resolve_device
 from fedbe.errors import SettingError, check_option
 
 PRECISIONS = ("float32", "bfloat16")
@@ -30,31 +31,53 @@ class Plan:
         channels_last: The memory layout of images and convolutions. The values are the same; on a CPU it is about a
             quarter faster. A model that does not take it (`x.view(…)` after a convolution) runs without it.
         batch_size: The number of inputs in one forward pass when nothing is trained.
+        device: Where passes are computed: "auto" (an accelerator if torch sees one), "cpu", "cuda", "cuda:1", "mps"; or
+            several, "cuda:0,1", which worker processes take in turn and a single process takes the first of. States of
+            models stay where the caller's module is. Default: the device of the caller's module.
 
     Raises:
-        SettingError: The precision is unknown, or `batch_size` is below 1.
+        SettingError: The precision is unknown, `batch_size` is below 1, or the device is not there.
 
     Example:
-        >>> Plan(batch_size=100)
-        Plan(precision='float32', channels_last=True, batch_size=100)
+        >>> Plan(batch_size=100, device="cpu")
+        Plan(precision='float32', channels_last=True, batch_size=100, device='cpu')
     """
 
     precision: str = "float32"
     channels_last: bool = True
     batch_size: int = 250
+    device: str | None = None
 
     def __post_init__(self) -> None:
         check_option("precision", self.precision, PRECISIONS)
         if self.batch_size < 1:
             raise SettingError(f"`batch_size` must be >= 1, got {self.batch_size}")
+        if self.device is not None:
+            object.__setattr__(self, "device", resolve_device(self.device))
+
+    def compute_device(self, default: torch.device) -> torch.device:
+        """The device of one process: the first of the plan's, or `default` if the plan names none."""
+        return default if self.device is None else parse_devices(self.device)[0]
+
+    def for_worker(self, number: int) -> "Plan":
+        """The plan of one of several worker processes: they take the plan's devices in turn.
+
+        Example:
+            >>> Plan(device="cpu").for_worker(3).device
+            'cpu'
+        """
+        if self.device is None:
+            return self
+        devices = parse_devices(self.device)
+        return replace(self, device=str(devices[number % len(devices)]))
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """A context in which torch computes in this plan's precision on `device`."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
 
 
-def resolve_precision(precision: str) -> str:
-    """The precision that "auto" means on this machine; any other known precision as it is.
+def resolve_precision(precision: str, device: str = "cpu") -> str:
+    """The precision that "auto" means on a device of this machine; any other known precision as it is.
 
     Example:
         >>> resolve_precision("float32")
@@ -62,7 +85,8 @@ def resolve_precision(precision: str) -> str:
     """
     check_option("precision", precision, ("auto", *PRECISIONS))
     if precision == "auto":
-        return "bfloat16" if has_bfloat16() else "float32"
+        has_units = has_bfloat16() if device == "cpu" else has_bfloat16_units(device)
+        return "bfloat16" if has_units else "float32"
     return precision
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fedbe.core.devices import to_device
 from fedbe.errors import SettingError
 
 # What a model takes: one tensor [N, …]; several in a tuple, as positional arguments; or in a dict, by argument name.
@@ -73,9 +74,16 @@ class TensorInputs:
     def __len__(self) -> int:
         return count_of(self.tensor)
 
+    def on(self, device: torch.device) -> "TensorInputs":
+        """The inputs on a device, where batches are then gathered. With an augmentation they stay where they are.
+
+        An augmentation draws from a generator of the CPU, and its author had tensors of the CPU in mind.
+        """
+        return self if self._augment else TensorInputs(map_batch(lambda tensor: tensor.to(device), self.tensor))
+
     def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Batch:
         """The inputs at `index`, augmented if there is an augmentation and a generator."""
-        batch = map_batch(lambda tensor: tensor[index.to(tensor.device)], self.tensor)
+        batch = map_batch(lambda tensor: tensor[to_device(index, tensor.device)], self.tensor)
         if self._augment is None or generator is None:
             return batch
         return _checked_augmentation(self._augment(batch, generator), len(index))

@@ -33,7 +33,7 @@ class Metrics:
 
 def confidence(probabilities: Tensor) -> float:
     """The mean of the largest probability, of probabilities [N, classes, …]."""
-    return float(probabilities.amax(1).double().mean())
+    return float(probabilities.amax(1).cpu().double().mean())
 
 
 def compute_metrics(probabilities: Tensor, labels: Tensor) -> Metrics:
@@ -54,8 +54,9 @@ def compute_metrics(probabilities: Tensor, labels: Tensor) -> Metrics:
     """
     if len(labels) != len(probabilities):
         raise SettingError(f"`labels` must be as many as predictions, {len(probabilities)}, got {len(labels)}")
+    # On the host: one copy instead of one for each number, and MPS devices have no float64.
+    probabilities, labels = probabilities.cpu(), labels.cpu()
     check_labels(labels, probabilities)
-    labels = labels.to(probabilities.device)
     if not bool(torch.isfinite(probabilities).all()):
         raise AggregationError("the model's predictions are NaN or infinite: it has diverged; lower the step size")
     top, predicted = probabilities.max(1)
@@ -63,7 +64,7 @@ def compute_metrics(probabilities: Tensor, labels: Tensor) -> Metrics:
     top = top.double().flatten()
     true = probabilities.gather(1, labels.unsqueeze(1)).double().clamp_min(1e-12)
     bins = (top * ECE_BINS).long().clamp_(max=ECE_BINS - 1)
-    gap = torch.zeros(ECE_BINS, dtype=torch.float64, device=top.device).index_add_(0, bins, correct - top)
+    gap = torch.zeros(ECE_BINS, dtype=torch.float64).index_add_(0, bins, correct - top)
     return Metrics(
         accuracy=float(correct.mean()),
         nll=float(-true.log().mean()),

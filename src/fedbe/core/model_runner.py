@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fedbe.core.compute import Plan
+from fedbe.core.devices import to_device
 from fedbe.core.inputs import Batch, Inputs, count_of, map_batch, tensors_of
+from fedbe.core.random import preserved_rng
 from fedbe.core.state import Layout, ModelState
 from fedbe.errors import FedBEError, ModelError, ModelWarning, SettingError
 
@@ -27,10 +29,11 @@ class ModelRunner:
             `logits` of a dict or an object (such as a Hugging Face `ModelOutput`), the first entry of a tuple.
 
     Attributes:
-        layout: Which tensor lies where in a flat vector.
+        layout: Which tensor lies where in a flat vector. Its device is that of the given module: states stay there.
+        device: Where the module computes: the plan's device, or that of the given module.
         plan: The plan as given.
-        channels_last: Whether images are computed in channels-last. False if the plan says so, or if the first images
-            showed that the module does not take it.
+        channels_last: Whether images are computed in channels-last. False if the plan says so, on an MPS device, or if
+            the first images showed that the module does not take it.
 
     Raises:
         ModelError: `module` is not a module, cannot be copied, or has a state that cannot be averaged.
@@ -51,9 +54,11 @@ class ModelRunner:
         self.plan, self._output = plan or Plan(), output
         self._task_is_checked = False
         self.layout = Layout(module)
-        self.module = _copy_of(module).to(self.layout.dtype)
-        self.channels_last = self.plan.channels_last
-        self._format_chosen = not self.plan.channels_last
+        self.device = self.plan.compute_device(self.layout.device)
+        self.module = _copy_of(module).to(self.device, self.layout.dtype)
+        # Torch's MPS convolutions are written for the plain layout.
+        self.channels_last = self.plan.channels_last and self.device.type != "mps"
+        self._format_chosen = not self.channels_last
         if self.channels_last:
             _set_memory_format(self.module, torch.channels_last)
         named = dict(self.module.named_parameters()) | dict(self.module.named_buffers(remove_duplicate=False))
@@ -67,18 +72,14 @@ class ModelRunner:
         saved = {id(t) for t in (*self._buffers, *self._counters.values())}
         return [(b, b.clone()) for b in self.module.buffers() if id(b) not in saved]
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the module."""
-        return self.layout.device
-
     @torch.no_grad()
     def load(self, state: ModelState) -> None:
         """Copy the numbers of a state into the module."""
+        params, buffers = to_device(state.params, self.device), to_device(state.buffers, self.device)  # whole vectors
         for tensor, slot in zip(self._params, self.layout.params, strict=True):
-            tensor.copy_(slot.view(state.params))
+            tensor.copy_(slot.view(params))
         for tensor, slot in zip(self._buffers, self.layout.buffers, strict=True):
-            tensor.copy_(slot.view(state.buffers))
+            tensor.copy_(slot.view(buffers))
         for name, counter in self._counters.items():
             counter.copy_(state.counters[name])
         for buffer, first in self._unsaved:
@@ -86,14 +87,14 @@ class ModelRunner:
 
     @torch.no_grad()
     def read(self) -> ModelState:
-        """A copy of the module's numbers."""
-        counters = {name: t.clone() for name, t in self._counters.items()}
+        """A copy of the module's numbers, on the layout's device."""
+        counters = {name: t.to(self.layout.device, copy=True) for name, t in self._counters.items()}
         return ModelState(self._flat(self._params), self._flat(self._buffers), counters)
 
     def _flat(self, tensors: list[Tensor]) -> Tensor:
         if not tensors:
-            return torch.empty(0, dtype=self.layout.dtype, device=self.device)
-        return torch.cat([t.detach().reshape(-1) for t in tensors])
+            return torch.empty(0, dtype=self.layout.dtype, device=self.layout.device)
+        return torch.cat([t.detach().reshape(-1) for t in tensors]).to(self.layout.device)
 
     def logits(self, batch: Batch) -> Tensor:
         """One forward pass in the current mode of the module.
@@ -121,7 +122,7 @@ class ModelRunner:
 
     def _placed(self, tensor: Tensor) -> Tensor:
         """A tensor on the module's device, in the working dtype if it is floating-point."""
-        return tensor.to(self.device, self.layout.dtype if tensor.is_floating_point() else None)
+        return to_device(tensor.to(self.layout.dtype) if tensor.is_floating_point() else tensor, self.device)
 
     def _formatted(self, tensor: Tensor) -> Tensor:
         """Images in the memory layout of the module; another tensor as it is."""
@@ -158,9 +159,8 @@ class ModelRunner:
             return pair.clone(memory_format=form) if pair.ndim == 4 else pair
 
         pair = map_batch(twice, first)
-        devices = [self.device] if self.device.type == "cuda" else []
         try:
-            with torch.random.fork_rng(devices), torch.enable_grad():
+            with preserved_rng(self.device), torch.enable_grad():
                 for mode in (True, False):
                     module.train(mode)
                     with self.plan.autocast(self.device):

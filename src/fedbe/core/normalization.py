@@ -92,9 +92,11 @@ def recalibrate(runner: ModelRunner, inputs: Inputs) -> None:
     try:
         for layer in layers:
             layer.reset_running_stats()
-            layer.momentum = None  # torch then computes the plain mean of all batches
             layer.train()
-        for index in calibration_batches(len(inputs), runner.plan.batch_size):
+        for number, index in enumerate(calibration_batches(len(inputs), runner.plan.batch_size), start=1):
+            for layer in layers:
+                # The plain mean of all batches, as with momentum None; but then torch reads a counter from the device.
+                layer.momentum = 1.0 / number
             runner.logits(inputs.batch(index))
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):

@@ -6,11 +6,12 @@ numbers, and a checkpoint does not need the state of a generator.
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
 
+from fedbe.core.devices import CPU
 from fedbe.errors import SettingError
 
 
@@ -54,9 +55,33 @@ def numpy_generator(source: torch.Generator) -> np.random.Generator:
 
 
 @contextmanager
-def global_rng(source: torch.Generator) -> Iterator[None]:
-    """Seed torch's global generator, which dropout uses, from `source`; restore its state afterwards."""
+def global_rng(source: torch.Generator, device: torch.device = CPU) -> Iterator[None]:
+    """Seed torch's global generators, which dropout uses, from `source`; restore their states afterwards.
+
+    Args:
+        source: One draw from it gives the seed.
+        device: The generator of this device is seeded, next to the CPU's.
+    """
     seed = int(torch.randint(0, 2**62, (1,), generator=source).item())
-    with torch.random.fork_rng(devices=[]):
+    with preserved_rng(device):
         torch.default_generator.manual_seed(seed)
+        if device != CPU:
+            module = torch.get_device_module(device)
+            with nullcontext() if device.type == "mps" else module.device(device):
+                module.manual_seed(seed)  # of the current device
         yield
+
+
+@contextmanager
+def preserved_rng(device: torch.device = CPU) -> Iterator[None]:
+    """Restore the states of torch's global generators, of the CPU and of a device, at the end."""
+    before = torch.get_rng_state()
+    module = torch.get_device_module(device)
+    where = () if device.type == "mps" else (device,)  # there is one MPS device, and its functions take none
+    device_before = None if device == CPU else module.get_rng_state(*where)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+        if device_before is not None:
+            module.set_rng_state(device_before, *where)

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from fedbe.errors import FedBEError, ModelError, StateError
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+PLAIN_TENSORS = (Tensor, nn.Parameter)  # code of a subclass would run in every operation
 UNSUPPORTED_INTEGERS = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -267,7 +268,7 @@ def _check_tensor(tensor: object, name: str, shape: torch.Size, dtype: torch.dty
 def _check_dense(tensor: object, what: str, shape: torch.Size) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise StateError(f"{what} must be a tensor, got {type(tensor).__name__}")
-    if type(tensor) not in (Tensor, nn.Parameter):  # code of a subclass would run in every operation
+    if type(tensor) not in PLAIN_TENSORS:
         raise StateError(f"{what} must be a plain tensor, got {type(tensor).__name__}")
     if tensor.layout != torch.strided or tensor.is_meta:
         raise StateError(f"{what} must be a dense tensor with data")

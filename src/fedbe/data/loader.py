@@ -5,6 +5,7 @@ which a row may start at any pixel. So augmentation costs little more than norma
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedbe.core.devices import to_device
 from fedbe.data.dataset import Dataset, are_images
 from fedbe.errors import DataError, SettingError
 
@@ -158,6 +160,12 @@ class BatchLoader:
         other.dtype = _floating(dtype)
         return other
 
+    def placed(self, place: Callable[[Tensor], Tensor]) -> Self:
+        """A loader whose data is where `place` puts it, such as on a device. Batches are then made there."""
+        other = copy.copy(self)
+        other._inputs, other._scale, other._shift = place(self._inputs), place(self._scale), place(self._shift)
+        return other
+
     def share_(self) -> Self:
         """Move the data into shared memory, in place. Worker processes then read it without a copy."""
         self._inputs.share_memory_()  # type: ignore[no-untyped-call]
@@ -169,7 +177,7 @@ class BatchLoader:
         """One normalised batch.
 
         Args:
-            index: int64 [B], the examples.
+            index: int64 [B], the examples; on the host, also if the data is on a device.
             generator: if given, and `augment` is set, images are augmented with draws from it.
 
         Returns:
@@ -177,9 +185,9 @@ class BatchLoader:
         """
         rows = index if self._rows is None else self._rows[index]
         if self._inputs.dim() == 2:
-            return self._normalise(self._inputs.index_select(0, rows))
+            return self._normalise(_gather(self._inputs, rows))
         if generator is None or self.augment is None or not len(rows):
-            pixels = self._inputs.index_select(0, rows)
+            pixels = _gather(self._inputs, rows)
         else:
             pixels = _crop_and_flip(self._inputs, rows, self.augment, generator)
         count, height, width, channels = len(rows), *self._inputs.shape[1:]
@@ -208,6 +216,11 @@ def _per_channel(name: str, values: Tensor, channels: int) -> Tensor:
     return values
 
 
+def _gather(values: Tensor, rows: Tensor) -> Tensor:
+    """The rows of a tensor on any device; `rows` are on the host."""
+    return values.index_select(0, to_device(rows, values.device))
+
+
 def _crop_and_flip(inputs: Tensor, rows: Tensor, augment: Augment, generator: torch.Generator) -> Tensor:
     """Images `rows` of uint8 [N, H, W, C], mirrored with probability 1/2, padded, cropped: [B, H, W, C].
 
@@ -221,7 +234,7 @@ def _crop_and_flip(inputs: Tensor, rows: Tensor, augment: Augment, generator: to
     # so that mirroring is one operation on one slice. The crop restores the order.
     order = torch.from_numpy(mirrored.argsort(kind="stable"))
     plain = count - int(mirrored.sum())
-    images = inputs.index_select(0, rows.index_select(0, order))
+    images = _gather(inputs, rows.index_select(0, order))
     padded = images.new_zeros(count, height + 2 * pad, width + 2 * pad, channels)
     inner = padded[:, pad : pad + height, pad : pad + width]
     inner[:plain] = images[:plain]
@@ -236,4 +249,4 @@ def _windows(padded: Tensor, image: IntArray, corner: tuple[IntArray, IntArray],
     starts = padded.as_strided((count * tall * wide - width + 1, width * channels), (channels, 1))
     first = (image * tall + corner[0]) * wide + corner[1]
     lines = first[:, None] + np.arange(0, height * wide, wide)
-    return starts.index_select(0, torch.from_numpy(lines.ravel())).view(count, height, width, channels)
+    return _gather(starts, torch.from_numpy(lines.ravel())).view(count, height, width, channels)

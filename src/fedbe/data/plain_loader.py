@@ -1,11 +1,13 @@
 """Batches of inputs that a model gets as they are: token ids, or several tensors."""
 
 import copy
+from collections.abc import Callable
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from fedbe.core.devices import to_device
 from fedbe.core.inputs import Batch, count_of, map_batch, tensors_of
 from fedbe.data.dataset import Dataset, Shape, is_plain, shape_of
 from fedbe.data.loader import Augment, BatchLoader
@@ -52,6 +54,12 @@ class PlainLoader:
         """A loader of other data."""
         return type(self)(data)
 
+    def placed(self, place: Callable[[Tensor], Tensor]) -> Self:
+        """A loader whose data is where `place` puts it, such as on a device. Batches are then made there."""
+        other = copy.copy(self)
+        other._inputs = map_batch(place, self._inputs)
+        return other
+
     def share_(self) -> Self:
         """Move the data into shared memory, in place. Worker processes then read it without a copy."""
         for tensor in (*tensors_of(self._inputs), *(() if self._rows is None else (self._rows,))):
@@ -61,7 +69,7 @@ class PlainLoader:
     def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Batch:  # noqa: ARG002
         """The inputs at `index`, int64 [B]."""
         rows = index if self._rows is None else self._rows[index]
-        return map_batch(lambda tensor: tensor.index_select(0, rows), self._inputs)
+        return map_batch(lambda tensor: tensor.index_select(0, to_device(rows, tensor.device)), self._inputs)
 
 
 Loader = BatchLoader | PlainLoader

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedbe.algorithms.client.training import Trained
@@ -64,8 +64,10 @@ class ClientCache:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, job: TrainJob) -> Path:
+        # A run that moves to another device keeps the clients that have finished.
+        arithmetic = replace(self.plan, device=None)
         settings = (
-            self.made_with, self.plan, self.federation.digest, self.federation.model, self.federation.train.augment,
+            self.made_with, arithmetic, self.federation.digest, self.federation.model, self.federation.train.augment,
             job.client, job.round, job.seed, job.settings, job.rules, sorted(job.broadcast), sorted(job.memory),
             *(["flipped labels"] if job.flip_labels else []),
         )  # fmt: skip

@@ -8,7 +8,7 @@ from fedbe.algorithms.client.training import Trained
 from fedbe.algorithms.server.guard import SetAside
 from fedbe.errors import RunError
 from fedbe.experiment.client_cache import ClientCache
-from fedbe.experiment.executors.base import Failed, Lost, Outcome, Stopped
+from fedbe.experiment.executors.base import LOST_ADVICE, Failed, Lost, Outcome, Stopped
 from fedbe.experiment.jobs import TrainJob
 from fedbe.experiment.run_state import RunState
 from fedbe.experiment.simulation import Simulation
@@ -109,8 +109,8 @@ class CohortTraining:
     def _note(self, job: TrainJob, outcome: Outcome) -> None:
         if isinstance(outcome, Lost) and not self._sim.recipe.limits.drop_lost_clients:
             raise RunError(
-                f"client {job.client} could not be trained: {outcome.reason}; free some memory or use fewer workers, "
-                "then resume. To continue without such clients: --set limits.drop_lost_clients=true in a new run"
+                f"client {job.client} could not be trained: {outcome.reason}; {LOST_ADVICE}. "
+                "To continue without such clients: --set limits.drop_lost_clients=true in a new run"
             )
         if isinstance(outcome, Failed):
             self._failed[job.client] = outcome.reason

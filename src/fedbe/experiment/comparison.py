@@ -45,7 +45,9 @@ class Row:
         return stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
 
-def create(folder: Path, recipe: Recipe, names: Sequence[str], seeds: Sequence[int], precision: str) -> Path:
+def create(
+    folder: Path, recipe: Recipe, names: Sequence[str], seeds: Sequence[int], precision: str, device: str = "cpu"
+) -> Path:
     """Create the folder of a comparison, with a run folder for each method and seed. Nothing is trained yet.
 
     Args:
@@ -54,6 +56,7 @@ def create(folder: Path, recipe: Recipe, names: Sequence[str], seeds: Sequence[i
         names: The methods; the first is the reference.
         seeds: The seeds.
         precision: float32 or bfloat16.
+        device: Where the runs train.
 
     Raises:
         SettingError: A method is unknown or listed twice, or there is none.
@@ -68,7 +71,7 @@ def create(folder: Path, recipe: Recipe, names: Sequence[str], seeds: Sequence[i
     with run_folder.new_folder(folder) as part:
         for name in names:
             for seed in seeds:
-                run_folder.create(_cell(part, name, seed), recipe, name, seed, precision)
+                run_folder.create(_cell(part, name, seed), recipe, name, seed, precision, device)
         write_json(part / "compare.json", {"methods": list(names), "seeds": list(seeds)})
     return folder
 

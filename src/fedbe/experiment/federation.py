@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Self, TypeGuard, overload
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from fedbe import data, models
 from fedbe.core import plugins
+from fedbe.core.devices import CPU
 from fedbe.core.random import generator, global_rng
 from fedbe.data import Augment, Dataset, Loader, Task, make_loader
 from fedbe.data.dataset import Shape, is_plain
@@ -133,6 +135,14 @@ class Federation:
     def build_model(self) -> nn.Module:
         """The model before round 1. Every process builds the same one: frozen parameters never travel."""
         return initial_weights(self.model, self.seed)
+
+    def on(self, device: torch.device) -> Self:
+        """The federation with its inputs on a device, copied there once. Labels and indices stay on the host."""
+        if device == CPU:
+            return self
+        place = cache(lambda tensor: tensor.to(device))  # the loaders share tensors
+        server = None if self.server is None else self.server.placed(place)
+        return replace(self, train=self.train.placed(place), test=self.test.placed(place), server=server)
 
     def share_(self) -> Self:
         """Move all data into shared memory, so that worker processes read it without a copy."""

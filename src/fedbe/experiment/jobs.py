@@ -10,6 +10,8 @@ from torch import Tensor
 from fedbe.algorithms.client.rules import LocalRule
 from fedbe.algorithms.client.training import LocalSettings, Trained, train
 from fedbe.algorithms.vote import predict
+from fedbe.core.compute import Plan
+from fedbe.core.devices import ask_for_same_bits
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.random import generator
 from fedbe.core.state import ModelState
@@ -89,12 +91,19 @@ class PredictJob:
         return f"predictions on the {self.part} data"
 
     def run(self, federation: Federation, runner: ModelRunner) -> Tensor:
-        """Predict; returns probabilities [N, classes]."""
+        """Predict; returns probabilities [N, classes] on the host."""
         inputs = federation.server if self.part == "server" else federation.test
         assert inputs is not None, "`make_simulation` checks that there is server data if it is needed"
         if self.last is not None:
             inputs = inputs.select(torch.arange(self.first, self.last))
-        return predict(runner, self.state, inputs)
+        return predict(runner, self.state, inputs).cpu()
+
+
+def prepare_jobs(federation: Federation, plan: Plan) -> tuple[Federation, ModelRunner]:
+    """What a process needs to run jobs: the data on the plan's device, and the model."""
+    runner = ModelRunner(federation.build_model(), plan)
+    ask_for_same_bits(runner.device)
+    return federation.on(runner.device), runner
 
 
 def test_jobs(state: ModelState, count: int) -> list[PredictJob]:

@@ -1,17 +1,22 @@
 """The only training loop: `execute` starts, resumes and finishes a run. `run_folder` says what a run consists of."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from fedbe.algorithms.vote import Member
+from fedbe.core.devices import describe_device
 from fedbe.core.files import locked
 from fedbe.data import Task
+from fedbe.errors import RunError
 from fedbe.experiment import checkpoint, provenance, run_folder, saved_model
 from fedbe.experiment.callbacks import Callback
 from fedbe.experiment.client_cache import ClientCache
-from fedbe.experiment.executors.base import Executor, Stopped
+from fedbe.experiment.executors.base import LOST_ADVICE, Executor, Stopped
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.round import run_round
 from fedbe.experiment.run_state import RunState
@@ -41,13 +46,14 @@ def execute(
         True if the run is finished, False if `should_stop` ended it before.
 
     Raises:
-        RunError: The folder is not a run folder, or its checkpoints belong to other settings, data or versions.
+        RunError: The folder is not a run folder, its checkpoints belong to other settings, data or versions, or the
+            memory of the device is full.
         BusyError: Another process trains this run.
     """
     info, recipe = run_folder.read_info(folder), run_folder.read_recipe(folder)
-    with locked(folder):
+    with locked(folder), _full_memory_as_sentence(info.device):
         federation = prepare(recipe, info.seed, task)
-        sim = make_simulation(recipe, info.method, info.seed, info.precision, federation, executor)
+        sim = make_simulation(recipe, info.method, info.seed, info.precision, federation, executor, info.device)
         identity = provenance.identity(recipe, info.method, info.seed, info.precision, federation)
         state = checkpoint.latest(folder, identity) or RunState(0, sim.runner.read())
         run_folder.drop_rounds_after(folder, state.round)
@@ -64,6 +70,14 @@ def execute(
         saved_model.save(folder, members, sim.runner.layout, federation, sim.method.settings().get("vote", "mean"))
         run_folder.mark_finished(folder, info)
     return True
+
+
+@contextmanager
+def _full_memory_as_sentence(device: str) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise RunError(f"the memory of {describe_device(device)} is full; {LOST_ADVICE}: nothing is lost") from error
 
 
 def _train(

@@ -11,6 +11,7 @@ import torch
 import fedbe
 from fedbe.core import plugins
 from fedbe.core.compute import cores
+from fedbe.core.devices import describe_device
 from fedbe.experiment.federation import Federation
 from fedbe.experiment.recipe import Recipe
 
@@ -44,14 +45,15 @@ def _numerics(recipe: Recipe) -> str:
     return f"{NUMERICS_VERSION}, released {RELEASED_VERSION}" if released else str(NUMERICS_VERSION)
 
 
-def made_with() -> dict[str, str]:
-    """The versions, the commit and the machine that produce a result, for run.json."""
+def made_with(device: str) -> dict[str, str]:
+    """The versions, the commit, the machine and its device that produce a result, for run.json."""
     return {
         "fedbe": code_version(),
         "commit": commit(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {cores()} cores, {torch.backends.cpu.get_cpu_capability()}",
+        "device": describe_device(device),
     }
 
 

@@ -1,7 +1,7 @@
 """A run is a folder. This module is the only one that knows what is in it.
 
     runs/NAME/recipe.toml        every setting, resolved
-    runs/NAME/run.json           method, seed, precision, versions, commit, machine; later the final result
+    runs/NAME/run.json           method, seed, precision, device, versions, commit, machine; later the final result
     runs/NAME/rounds.jsonl       one line for each round
     runs/NAME/checkpoint-*.safetensors
     runs/NAME/trained/           the clients of the current round that have finished
@@ -55,6 +55,7 @@ class RunInfo:
         created: When the folder was made, local time.
         finished: When the last round ended; None while the run is unfinished.
         final: The metrics of the final model on the test data; None while the run is unfinished.
+        device: Where models are trained, such as cpu or cuda:0,1; `made_with` has its history.
     """
 
     method: str
@@ -64,9 +65,10 @@ class RunInfo:
     created: str
     finished: str | None = None
     final: dict[str, Any] | None = None
+    device: str = "cpu"
 
 
-def create(folder: Path, recipe: Recipe, method: str, seed: int, precision: str) -> Path:
+def create(folder: Path, recipe: Recipe, method: str, seed: int, precision: str, device: str = "cpu") -> Path:
     """Create the folder of a new run. Nothing is trained yet.
 
     Raises:
@@ -76,7 +78,8 @@ def create(folder: Path, recipe: Recipe, method: str, seed: int, precision: str)
     recipe.method_for(method)
     with new_folder(folder) as part:
         write_atomic(part / RECIPE_FILE, tomli_w.dumps(dump_recipe(recipe)).encode())
-        write_json(part / INFO_FILE, vars(RunInfo(method, seed, precision, provenance.made_with(), _now())))
+        info = RunInfo(method, seed, precision, provenance.made_with(device), _now(), device=device)
+        write_json(part / INFO_FILE, vars(info))
     return folder
 
 
@@ -122,8 +125,10 @@ def read_info(folder: Path) -> RunInfo:
         info = RunInfo(**json.loads(path.read_text(encoding="utf-8")))
         if not isinstance(info.made_with, dict) or not all(isinstance(v, str) for v in info.made_with.values()):
             raise TypeError("made_with must be a table of texts")
-        if type(info.seed) is not int or not isinstance(info.method, str) or not isinstance(info.precision, str):
-            raise TypeError("method, seed and precision must be a text, a whole number and a text")
+        if type(info.seed) is not int or not all(
+            isinstance(text, str) for text in (info.method, info.precision, info.device)
+        ):
+            raise TypeError("method, precision and device must be texts, and seed a whole number")
         if info.finished is not None and "accuracy" not in (info.final or {}):
             raise TypeError("a finished run must have a final accuracy")
         check_numbers(info.final or {})
@@ -221,14 +226,21 @@ def write_model(folder: Path, header: Mapping[str, Any] | None, tensors: Mapping
 def mark_resumed(folder: Path, info: RunInfo, round: int) -> RunInfo:
     """Note in run.json what has changed since the run was last trained (cores, commit …), and from which round on."""
     history = dict(info.made_with)
-    for what, now in provenance.made_with().items():
-        before = history.get(what, "unknown")
+    for what, now in provenance.made_with(info.device).items():
+        before = history.get(what, "cpu" if what == "device" else "unknown")  # once there was only the CPU
         if not before.endswith(now):
             history[what] = f"{before}, from round {round} on {now}"
     if history != info.made_with:
         info = replace(info, made_with=history)
         write_json(folder / INFO_FILE, vars(info))
     return info
+
+
+def move_to_device(folder: Path, device: str) -> None:
+    """Let an unfinished run continue on another device."""
+    info = read_info(folder)
+    if info.device != device:
+        write_json(folder / INFO_FILE, vars(replace(info, device=device)))
 
 
 def mark_finished(folder: Path, info: RunInfo) -> None:

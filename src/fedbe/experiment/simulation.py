@@ -1,7 +1,7 @@
 """A simulated federation: data, method, seed, model and executor of a run, and what follows from them."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,11 +14,12 @@ from fedbe.algorithms.methods import Method
 from fedbe.algorithms.server.limits import Limits
 from fedbe.algorithms.vote import Member, Predictor
 from fedbe.core.compute import Plan, server_threads
+from fedbe.core.devices import ask_for_same_bits
 from fedbe.core.model_runner import ModelRunner, try_model
 from fedbe.core.random import generator
 from fedbe.errors import RunError
 from fedbe.experiment.attacks import Attacker
-from fedbe.experiment.executors.base import Executor, Failed, Outcome
+from fedbe.experiment.executors.base import LOST_ADVICE, Executor, Failed, Lost, Outcome
 from fedbe.experiment.executors.memory_usage import keep_freed_memory
 from fedbe.experiment.federation import Federation
 from fedbe.experiment.jobs import DataPart, PredictJob
@@ -119,19 +120,29 @@ class Simulation:
 def probabilities(outcome: Outcome) -> Tensor:
     """The result of a `PredictJob`; RunError if it failed."""
     if isinstance(outcome, Failed):
-        raise RunError(f"a model could not be evaluated: {outcome.reason}")
+        advice = f"; {LOST_ADVICE}" if isinstance(outcome, Lost) else ""
+        raise RunError(f"a model could not be evaluated: {outcome.reason}{advice}")
     value: Tensor = outcome.value
     return value
 
 
 def make_simulation(
-    recipe: Recipe, method_name: str, seed: int, precision: str, federation: Federation, executor: Executor
+    recipe: Recipe,
+    method_name: str,
+    seed: int,
+    precision: str,
+    federation: Federation,
+    executor: Executor,
+    device: str = "cpu",
 ) -> Simulation:
     """Build a simulation, and prepare the executor and this process for it.
 
+    Models are trained and run on the device, and all data is copied there once. Between rounds, and on their way to and
+    from the clients, models are in the host's memory: a large cohort need not fit on the device.
+
     Raises:
         RunError: The method, or the ensemble that is measured, needs server data and the recipe has none.
-        SettingError, ModelError: The model cannot run on the data, or does not return logits.
+        SettingError, ModelError: The device is not there, the model cannot run on the data, or returns no logits.
     """
     method = recipe.method_for(method_name)
     module = federation.build_model()
@@ -141,10 +152,13 @@ def make_simulation(
         needs_unlabeled = needs_unlabeled or measured.needs_unlabeled(module)
     if needs_unlabeled and federation.server is None:
         raise RunError(f"{method.title} needs images at the server: set data.server or data.unlabeled in the recipe")
-    plan = Plan(precision)
+    plan = Plan(precision, device=device)
     executor.configure(federation, plan)
     torch.set_num_threads(server_threads(module))
     keep_freed_memory()
     runner = ModelRunner(module, plan)
+    ask_for_same_bits(runner.device)
     try_model(runner, federation.test, "the data")
+    if federation.server is not None:  # the only data that this process reads many times
+        federation = replace(federation, server=federation.server.placed(lambda tensor: tensor.to(runner.device)))
     return Simulation(recipe, method, seed, federation, runner, executor)

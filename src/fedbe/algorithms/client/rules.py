@@ -121,9 +121,11 @@ class _RunningProx:
         return RuleResult()
 
 
-def _pull(name: str, away: Tensor) -> float:
-    length = float(away.norm())
-    return 0.5 / length if "weight" in name.rsplit(".", 1)[-1] and length > 0 else 0.0
+def _pull(name: str, away: Tensor) -> Tensor:
+    """0.5/‖away‖ of a weight, 0 of another tensor; it stays on the device."""
+    length = away.norm()
+    is_free = "weight" not in name.rsplit(".", 1)[-1]
+    return torch.zeros_like(length) if is_free else torch.where(length > 0, 0.5 / length, 0.0)
 
 
 @dataclass(frozen=True)

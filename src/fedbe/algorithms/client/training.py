@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbe.algorithms.client.rules import LocalRule, LocalRun, RuleResult
+from fedbe.core.devices import to_device
 from fedbe.core.inputs import Inputs, batches
 from fedbe.core.metrics import check_labels
 from fedbe.core.model_runner import ModelRunner
@@ -128,19 +129,19 @@ def train(
     run = LocalRun(
         layout=runner.layout,
         parameters=dict(runner.trainable()),
-        start=start.params,
+        start=to_device(start.params, runner.device),
         broadcast=_vectors(runner, broadcast, "`broadcast`"),
         memory=_vectors(runner, memory, "`memory`"),
     )
     active = [rule.start(run) for rule in rules]
     optimizer = SGD(runner, settings.momentum, settings.weight_decay, decay_biases=settings.decay_biases)
     steps, epoch_loss, odometer = 0, torch.zeros((), device=runner.device), Odometer(settings.momentum)
-    with global_rng(generator):
+    with global_rng(generator, runner.device):
         for epoch, batch_indices in enumerate(_epochs(len(inputs), settings, generator)):
             epoch_loss = torch.zeros((), device=runner.device)
             for index in batch_indices:
                 optimizer.zero_grad()
-                target = labels[index].to(runner.device)
+                target = to_device(labels[index], runner.device)
                 logits = runner.logits(inputs.batch(index, generator))
                 if not steps:
                     check_labels(labels, logits, IGNORED_LABEL)
@@ -154,7 +155,8 @@ def train(
                 epoch_loss += loss.detach() * len(index)
                 steps += 1
     state = runner.read()
-    results = _joined([rule.finish(state.params, odometer.distance) for rule in active])
+    end = to_device(state.params, runner.device) if active else state.params
+    results = _joined([rule.finish(end, odometer.distance) for rule in active], runner.layout.device)
     loss_value = float(epoch_loss) / len(inputs) if steps else float("nan")
     return Trained(state, results.extras, results.memory, loss_value, steps)
 
@@ -186,7 +188,8 @@ class Odometer:
 def _vectors(
     runner: ModelRunner, given: Mapping[str, Mapping[str, Tensor] | Tensor] | None, what: str
 ) -> dict[str, Tensor]:
-    return {name: runner.layout.pack_params(value, f"{what} '{name}'") for name, value in (given or {}).items()}
+    packed = {name: runner.layout.pack_params(value, f"{what} '{name}'") for name, value in (given or {}).items()}
+    return {name: to_device(vector, runner.device) for name, vector in packed.items()}
 
 
 def _epochs(count: int, settings: LocalSettings, generator: torch.Generator) -> Iterator[Iterator[Tensor]]:
@@ -194,10 +197,10 @@ def _epochs(count: int, settings: LocalSettings, generator: torch.Generator) -> 
         yield batches(count, settings.batch_size, torch.randperm(count, generator=generator))
 
 
-def _joined(results: Sequence[RuleResult]) -> RuleResult:
+def _joined(results: Sequence[RuleResult], device: torch.device) -> RuleResult:
     extras: dict[str, Tensor] = {}
     memory: dict[str, Tensor] = {}
     for result in results:
-        extras |= result.extras
-        memory |= result.memory
+        extras |= {name: vector.to(device) for name, vector in result.extras.items()}
+        memory |= {name: vector.to(device) for name, vector in result.memory.items()}
     return RuleResult(extras, memory)

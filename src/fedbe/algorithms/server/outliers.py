@@ -114,7 +114,7 @@ class _Pieces:
             if reference is not None:
                 change = torch.sub(change, reference[start:stop], out=scratch[: stop - start])
             pieces.append(torch.linalg.vector_norm(change))
-        squares = torch.stack(pieces).double().cpu().square()
+        squares = torch.stack(pieces).cpu().double().square()
         return total.index_add_(0, self._owner, squares).sqrt_()
 
 
@@ -173,7 +173,7 @@ def _growth(measured: Sequence[Measured], previous: ModelState) -> Tensor:
 
     def grown(counters: Mapping[str, Tensor]) -> list[float]:
         return [
-            float((counters[name].double() - before.double()).clamp(min=0).norm())
+            float((counters[name].cpu().double() - before.cpu().double()).clamp(min=0).norm())
             for name, before in previous.counters.items()
         ]
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+import torch
+
 from fedbe.core.compute import Plan
 from fedbe.core.model_runner import ModelRunner
 from fedbe.experiment.federation import Federation
@@ -43,10 +45,18 @@ class Failed:
 
 @dataclass(frozen=True)
 class Lost(Failed):
-    """A job whose worker died or hung several times: a fault of this machine, not of the job."""
+    """A job that this machine could not run: its worker died or hung several times, or the device's memory was full."""
+
+
+def failure(error: Exception) -> Failed:
+    """Why a job that raised an error has no result."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return Lost("the memory of the device is full")
+    return Failed(f"{type(error).__name__}: {error}")
 
 
 Outcome = Done | Failed
+LOST_ADVICE = "free some memory, use fewer workers (--workers) or another device (--device), then resume"
 
 
 class Stopped(Exception):  # noqa: N818 (a stop is not an error)

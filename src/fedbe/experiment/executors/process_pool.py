@@ -22,14 +22,14 @@ from torch import Tensor
 
 from fedbe.core import plugins
 from fedbe.core.compute import Plan
-from fedbe.core.model_runner import ModelRunner
 from fedbe.errors import FedBEError, ModelWarning, RunError
-from fedbe.experiment.executors.base import Done, Failed, Job, Lost, Outcome, Stopped
+from fedbe.experiment.executors.base import Done, Failed, Job, Lost, Outcome, Stopped, failure
 from fedbe.experiment.executors.forkserver import start_method, warm_up
 from fedbe.experiment.executors.job_queue import ATTEMPTS, JobQueue
 from fedbe.experiment.executors.memory_usage import ProcessMemoryPeak, keep_freed_memory
 from fedbe.experiment.executors.watchdog import HANG_SECONDS, JobTimes, Watchdog, start_beating
 from fedbe.experiment.federation import Federation
+from fedbe.experiment.jobs import prepare_jobs
 
 
 class _Worker:
@@ -71,7 +71,7 @@ class _Worker:
             return None
         self.job = self.job_limit = None
         seconds = time.perf_counter() - self.started
-        return Done(_to_tensors(value), seconds) if kind == "done" else Failed(str(value))
+        return Done(_to_tensors(value), seconds) if kind == "done" else value
 
     def close(self) -> None:
         self.pipe.close()
@@ -136,8 +136,14 @@ class ProcessPool:
         with _system_limits():
             self._setup = (federation.share_(), plan)
             for i, worker in enumerate(self._workers):
-                if not worker.send("setup", self._setup):
+                if not worker.send("setup", self._setup_of(i)):
                     self._replace(i)
+
+    def _setup_of(self, i: int) -> tuple[Federation, Plan]:
+        """The data, and the plan with the device of worker i."""
+        assert self._setup is not None, "`configure` is called first"
+        federation, plan = self._setup
+        return federation, plan.for_worker(i)
 
     def map(
         self,
@@ -221,7 +227,7 @@ class ProcessPool:
         with _system_limits():
             self._workers[i] = _Worker()
             if self._setup is not None:
-                self._workers[i].pipe.send(("setup", self._setup))
+                self._workers[i].pipe.send(("setup", self._setup_of(i)))
         return old.process.exitcode
 
 
@@ -248,36 +254,33 @@ def _serve(pipe: Connection, beat: Any) -> None:
     warnings.simplefilter("ignore", ModelWarning)  # the main process has tried the model and warned
     plugins.trust()  # the parent has checked what it sends
     keep_freed_memory()
-    federation: Federation | None = None
-    runner: ModelRunner | None = None
-    problem = ""
+    federation = runner = None
+    problem: Failed | None = None
     while True:
         try:
             kind, value = pipe.recv()
         except (EOFError, OSError):
             return
         if kind == "setup":
-            federation, plan = value
             try:
-                runner, problem = ModelRunner(federation.build_model(), plan), ""
+                (federation, runner), problem = prepare_jobs(*value), None
             except FedBEError as error:
-                runner, problem = None, str(error)
+                problem = Failed(str(error))
+            except torch.OutOfMemoryError as error:
+                problem = failure(error)
             continue
-        if runner is None or federation is None:
-            answer = ("failed", problem)
-        else:
-            answer = _answer(_to_tensors(value), federation, runner)
+        answer = ("failed", problem) if problem else _answer(_to_tensors(value), federation, runner)
         try:
             pipe.send(answer)
         except OSError:  # the pool was closed meanwhile
             return
 
 
-def _answer(job: Job, federation: Federation, runner: ModelRunner) -> tuple[str, Any]:
+def _answer(job: Job, federation: Any, runner: Any) -> tuple[str, Any]:
     try:
         return "done", _to_arrays(job.run(federation, runner))
     except Exception as error:
-        return "failed", f"{type(error).__name__}: {error}"
+        return "failed", failure(error)
 
 
 def _converted(value: Any, convert: Callable[[Any], Any]) -> Any:

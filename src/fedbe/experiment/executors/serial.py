@@ -6,9 +6,10 @@ from typing import Self
 
 from fedbe.core.compute import Plan, one_thread
 from fedbe.core.model_runner import ModelRunner
-from fedbe.experiment.executors.base import Done, Failed, Job, Outcome, Stopped
+from fedbe.experiment.executors.base import Done, Job, Outcome, Stopped, failure
 from fedbe.experiment.executors.memory_usage import ProcessMemoryPeak
 from fedbe.experiment.federation import Federation
+from fedbe.experiment.jobs import prepare_jobs
 
 
 class Serial:
@@ -27,7 +28,7 @@ class Serial:
 
     def configure(self, federation: Federation, plan: Plan) -> None:
         """Set the data and the arithmetic of the jobs that follow."""
-        self._setup = (federation, ModelRunner(federation.build_model(), plan))
+        self._setup = prepare_jobs(federation, plan)
 
     def map(
         self,
@@ -57,5 +58,5 @@ class Serial:
             with one_thread():
                 value = job.run(*self._setup)
         except Exception as error:
-            return Failed(f"{type(error).__name__}: {error}")
+            return failure(error)
         return Done(value, time.perf_counter() - begin)

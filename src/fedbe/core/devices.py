@@ -1,0 +1,125 @@
+"""Which devices there are, and how numbers get onto one.
+
+Everything works on any device that torch knows. CUDA and MPS are named here only where they differ from the others.
+"""
+
+import os
+
+import torch
+from torch import Tensor
+
+from fedbe.errors import SettingError
+
+CPU = torch.device("cpu")
+ACCELERATORS = ("cuda", "xpu", "mps")  # what "auto" looks for, in this order
+FORMS = "auto, cpu, cuda, cuda:1, cuda:0,1 or mps"
+WORKERS_PER_DEVICE = 4  # a process waits for its own kernel launches, and costs about half a gigabyte of the device
+
+
+def resolve_device(text: str) -> str:
+    """The device, or devices, that a name means on this machine.
+
+    Args:
+        text: "auto" (the first accelerator that torch sees, otherwise the CPU), "cpu", "cuda", "cuda:1", "cuda:0,1" …
+
+    Returns:
+        The name with numbers, such as "cpu", "cuda:0", "cuda:0,1" or "mps".
+
+    Raises:
+        SettingError: There is no such kind of device, or no such device here.
+
+    Example:
+        >>> resolve_device("cpu")
+        'cpu'
+    """
+    if not isinstance(text, str):
+        raise SettingError(f"`device` must be a text ({FORMS}), got {text!r}")
+    if text == "auto":
+        return next((_numbered(kind) for kind in ACCELERATORS if count_devices(kind)), "cpu")
+    devices = parse_devices(text)
+    kind, count = devices[0].type, count_devices(devices[0].type)
+    if not count:
+        raise SettingError(f"torch {torch.__version__} sees no {kind} device on this machine: use cpu, or auto")
+    if missing := [device for device in devices if (device.index or 0) >= count]:
+        raise SettingError(f"there is no {missing[0]} on this machine: torch sees {', '.join(list_devices(kind))}")
+    return _numbered(kind) if text == kind else text
+
+
+def parse_devices(text: str) -> tuple[torch.device, ...]:
+    """The devices that a name lists: "cuda:0,1" are two. They need not exist.
+
+    Raises:
+        SettingError: The name has another form, or a device is listed twice.
+
+    Example:
+        >>> parse_devices("cuda:0,2")
+        (device(type='cuda', index=0), device(type='cuda', index=2))
+    """
+    kind, colon, numbers = text.partition(":")
+    parts = numbers.split(",") if colon else [""]
+    try:
+        if colon and (kind == "cpu" or not all(part.isdecimal() for part in parts)):
+            raise ValueError
+        devices = tuple(torch.device(f"{kind}:{int(part)}" if part else kind) for part in parts)
+    except (ValueError, RuntimeError):
+        raise SettingError(f"unknown device '{text}': use {FORMS}") from None
+    if len(set(devices)) < len(devices):
+        raise SettingError(f"the device '{text}' lists a number twice")
+    return devices
+
+
+def _numbered(kind: str) -> str:
+    return kind if kind in ("cpu", "mps") else f"{kind}:0"
+
+
+def count_devices(kind: str) -> int:
+    """How many devices of a kind torch can use here."""
+    if kind == "cpu":
+        return 1
+    try:
+        module = torch.get_device_module(kind)
+    except RuntimeError:  # a kind without a module, such as meta
+        return 0
+    return int(module.device_count()) if module.is_available() else 0
+
+
+def list_devices(kind: str) -> list[str]:
+    """The names of all devices of a kind, such as cuda:0 and cuda:1."""
+    count = count_devices(kind)
+    return [kind] * count if kind in ("cpu", "mps") else [f"{kind}:{i}" for i in range(count)]
+
+
+def describe_device(text: str) -> str:
+    """The device, or devices, with the product's name where torch knows it: "cuda:0 (NVIDIA L4)"."""
+    names = [torch.cuda.get_device_name(device) for device in parse_devices(text) if device.type == "cuda"]
+    return f"{text} ({', '.join(dict.fromkeys(names))})" if names else text
+
+
+def has_bfloat16_units(text: str) -> bool:
+    """Whether an accelerator computes bfloat16 in hardware. Apple's first chips do not, so MPS counts as without."""
+    return parse_devices(text)[0].type in ("cuda", "xpu") and all(
+        bool(torch.get_device_module(device).is_bf16_supported(including_emulation=False))
+        for device in parse_devices(text)
+    )
+
+
+def default_workers(text: str, cores: int) -> int:
+    """How many worker processes are started if nobody says: one for each core, but only a few for each accelerator."""
+    devices = parse_devices(text)
+    return cores if devices[0] == CPU else min(cores, WORKERS_PER_DEVICE * len(devices))
+
+
+def ask_for_same_bits(device: torch.device) -> None:
+    """Choose kernels that give the same bits in every run, where CUDA has a choice. For processes that fedbe owns."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device, without waiting for what the device is computing.
+
+    `Tensor.to` waits until a CUDA device has nothing left to do. Here the copy only joins the queue; that is safe from
+    host memory to the device, and not the other way round.
+    """
+    return tensor.to(device, non_blocking=device.type == "cuda" and tensor.device == CPU)

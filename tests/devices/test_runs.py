@@ -1,0 +1,179 @@
+"""Whole runs on a device: the bits of the CPU, few copies, other devices after a stop, and memory that is full."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedbe import Plan
+from fedbe.errors import RunError
+from fedbe.experiment import loop, run_folder
+from fedbe.experiment.callbacks import Callback
+from fedbe.experiment.executors.serial import Serial
+from fedbe.experiment.federation import prepare
+from fedbe.experiment.recipe_files import load_recipe, override_recipe
+from fedbe.experiment.round import run_round
+from fedbe.experiment.run_state import RunState
+from fedbe.experiment.simulation import make_simulation
+
+SMALL = (
+    "training.rounds=2",
+    "training.epochs=1",
+    "split.clients=4",
+    "training.clients_per_round=2",
+    "training.batch_size=80",
+    "model.hidden=[16]",
+    "variant=paper",
+    "settings.num_samples=2",
+    "settings.distill_epochs=2",
+    "settings.distill_lr=0.01",
+    "settings.distill_lr_min=0.004",
+    "evaluation.ensemble=SA",
+)
+IMAGES = ("model.name=resnet20", "model.hidden=", "data.pad=1", "data.flip=true", "training.rounds=1")
+
+
+@pytest.fixture
+def recipe():
+    return load_recipe("digits", SMALL)
+
+
+@pytest.fixture
+def play(tmp_path, recipe):
+    """play("name", "fedbe", "emu"): train a run, with the emulated devices or without, and return its folder."""
+
+    def train(name, method, device, recipe=recipe, should_stop=lambda: False, callback=None):
+        folder = tmp_path / name
+        if not folder.exists():
+            run_folder.create(folder, recipe, method, 0, "float32", device)
+        with Serial() as executor:
+            loop.execute(folder, executor, callback or Callback(), should_stop=should_stop)
+        return folder
+
+    return train
+
+
+def numbers(folder):
+    """Everything that a run computed, and no times."""
+    rounds = [{k: v for k, v in r.items() if k not in ("seconds", "memory_mb")} for r in run_folder.read_rounds(folder)]
+    return rounds, (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        pytest.param("fedbe", (), id="fedbe"),
+        pytest.param("fedbe", ("variant=auto", "settings.gate_margin=0"), id="gate"),
+        pytest.param("scaffold", (), id="scaffold"),
+        pytest.param("fedbe", IMAGES, id="images", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_has_the_bits_of_the_cpu(method, changes, play, recipe, emulator):
+    changed = override_recipe(recipe, changes)
+    there = play("there", method, "emu:0", changed)
+    assert emulator.used == {0}
+    assert numbers(there) == numbers(play("here", method, "cpu", changed))
+    info = run_folder.read_info(there)
+    assert (info.device, info.made_with["device"]) == ("emu:0", "emu:0")
+
+
+def test_a_round_has_a_bounded_number_of_copies_and_stops(recipe, emulator):
+    """Per client, member and student a few; per step only copies that join the queue. Nothing grows with the steps."""
+
+    def count(epochs):
+        changed = override_recipe(recipe, (f"training.epochs={epochs}", f"settings.distill_epochs={epochs}"))
+        with Serial() as executor:
+            federation = prepare(changed, 0)
+            sim = make_simulation(changed, "fedbe", 0, "float32", federation, executor, "emu:0")
+            state, _ = run_round(sim, RunState(0, sim.runner.read()), lambda *_: None)
+            with emulator.counted() as counts:
+                run_round(sim, state, lambda *_: None)
+            sizes = [len(federation.clients[client]) for client in sim.cohort(2)]
+            steps = epochs * (sum(-(-size // 80) for size in sizes) + -(-len(federation.server) // 128))
+        return counts, steps
+
+    few, few_steps = count(1)
+    many, many_steps = count(4)
+    assert many.stops == few.stops <= 30  # 2 clients, 2 samples, average and student on two data sets
+    copies_per_step = (many.to_device - few.to_device) / (many_steps - few_steps)
+    assert copies_per_step <= 2  # the indices of a batch, and its labels or targets
+    assert few.to_device - copies_per_step * few_steps <= 70
+
+
+def test_data_is_copied_to_the_device_once(recipe, emulator):
+    federation = prepare(recipe, 0)
+    with emulator.counted() as counts:
+        moved = federation.on(torch.device("emu:0"))
+    assert counts.to_device == 6  # inputs, scale and shift of training and test data; the server's are among the first
+    index = torch.arange(5)
+    assert torch.equal(moved.server.batch(index).cpu(), federation.server.batch(index))
+    assert federation.on(torch.device("cpu")) is federation
+
+
+def test_images_are_augmented_on_the_device(recipe):
+    federation = prepare(override_recipe(recipe, IMAGES), 0)
+    moved, index = federation.on(torch.device("emu:0")), torch.arange(9)
+    batch = moved.train.batch(index, torch.Generator().manual_seed(3))
+    assert batch.device == torch.device("emu:0")
+    assert torch.equal(batch.cpu(), federation.train.batch(index, torch.Generator().manual_seed(3)))
+    assert not torch.equal(batch.cpu(), federation.train.batch(index))
+
+
+@pytest.mark.parametrize(("first", "then"), [("cpu", "emu:0"), ("emu:0", "cpu")])
+def test_a_run_continues_on_another_device(first, then, play):
+    straight = play("straight", "fedbe", "cpu")
+    rounds = lambda: len(run_folder.read_rounds(folder))  # noqa: E731
+    folder = straight.with_name("moved")
+    play("moved", "fedbe", first, should_stop=lambda: folder.exists() and rounds() == 1)
+    assert rounds() == 1
+    run_folder.move_to_device(folder, then)
+    play("moved", "fedbe", then)
+    assert numbers(folder) == numbers(straight)
+    info = run_folder.read_info(folder)
+    assert info.device == then
+    assert info.made_with["device"] == f"{first}, from round 2 on {then}"
+
+
+def test_a_run_from_before_devices_was_on_the_cpu(play):
+    folder = play("old", "fedavg", "cpu", should_stop=lambda: True)
+    path = folder / "run.json"
+    old = json.loads(path.read_text())
+    del old["device"], old["made_with"]["device"]
+    path.write_text(json.dumps(old))
+    info = run_folder.read_info(folder)
+    assert info.device == "cpu"
+    moved = run_folder.mark_resumed(folder, replace(info, device="emu:0"), 2)
+    assert moved.made_with["device"] == "cpu, from round 2 on emu:0"
+
+
+class FillMemory(Callback):
+    """Fills the memory of the emulated device in a phase of round 2."""
+
+    def __init__(self, emulator, phase, done):
+        self._emulator, self._when = emulator, (2, phase, done)
+
+    def phase(self, round, name, done, total):  # noqa: ARG002
+        if (round, name, done) == self._when:
+            self._emulator.memory_ends_in = 10
+
+
+@pytest.mark.parametrize(("phase", "done"), [("clients", 0), ("clients", 1), ("ensemble", 1), ("distill", 1)])
+def test_full_memory_is_one_sentence_and_resume_goes_on(phase, done, play, emulator):
+    straight = play("straight", "fedbe", "cpu")
+    with pytest.raises(RunError, match=r"memory of .* is full") as raised:
+        play("full", "fedbe", "emu:0", callback=FillMemory(emulator, phase, done))
+    assert "\n" not in str(raised.value)
+    assert "--device" in str(raised.value)
+    folder = straight.with_name("full")
+    assert len(run_folder.read_rounds(folder)) == 1
+    assert len(list((folder / "trained").glob("*"))) == (done if phase == "clients" else 0)
+    emulator.memory_ends_in = None
+    assert numbers(play("full", "fedbe", "emu:0")) == numbers(straight)
+
+
+def test_workers_take_devices_in_turn():
+    plan = Plan(device="emu:0,1")
+    assert [plan.for_worker(i).device for i in range(3)] == ["emu:0", "emu:1", "emu:0"]
+    assert plan.compute_device(torch.device("cpu")) == torch.device("emu:0")
+    assert Plan(device="emu").device == "emu:0"
