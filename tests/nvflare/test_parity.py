@@ -1,0 +1,86 @@
+"""Controller and clients in this process, without NVFlare's simulator: the models of `fedbe run`, method by method.
+
+`test_simulator.py` runs one method in the real simulator. What NVFlare does between `send_model` and the callback is
+left out here; everything that is fedbe's runs.
+"""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedbe.experiment import checkpoint, loop, run_folder
+from fedbe.experiment.callbacks import Callback
+from fedbe.experiment.executors.serial import Serial
+from fedbe.nvflare import MethodController, fit
+
+APP = Path(__file__).parent / "app"
+METHODS = ("fedavg", "fedavgm", "fedprox", "feddyn", "v-distillation", "fedbe", "feddf", "past-averages", "fedyogi")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def task(monkeypatch):
+    monkeypatch.syspath_prepend(str(APP))
+    import federation_for_tests
+
+    return federation_for_tests
+
+
+class InProcess(MethodController):
+    """The controller with sites that train when a task is sent."""
+
+    def connect(self, task):
+        sites = [SimpleNamespace(name=f"site-{i + 1}") for i in range(task.CLIENTS)]
+        self.task, self.engine = task, SimpleNamespace(get_clients=lambda: sites)
+        self.abort_signal, self.persistor, self.fl_ctx = SimpleNamespace(triggered=False), None, None
+
+    def send_model(self, targets, data, timeout, callback):  # noqa: ARG002
+        (site,) = targets
+        client, federation = int(site.removeprefix("site-")) - 1, self.task.federation()
+        settings = self.task.simulation("fedavg").local_settings(data.current_round + 1, client)
+        index = federation.clients[client]
+        inputs, labels = federation.train.select(index), federation.labels[index]
+        reply = fit(data, self.task.model(), inputs, labels, settings, client_id=client)
+        reply.meta["client_name"] = site
+        callback(reply)
+
+    def get_num_standing_tasks(self):
+        return 0
+
+    def info(self, message):
+        logging.getLogger("tests").info(message)
+
+    warning = info
+
+    def event(self, event_type): ...
+
+    def fire_event_with_data(self, event_type, fl_ctx, key, data): ...
+
+    def update_model(self, model, model_update, replace_meta=True):  # noqa: ARG002
+        return model
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_controller_gives_the_models_of_the_simulator(method, task, tmp_path):
+    expected = run_folder.create(tmp_path / "simulated", task.recipe(), method, task.SEED, "float32")
+    with Serial() as executor:
+        assert loop.execute(expected, executor, Callback())
+    settings = {"seed": task.SEED, **task.recipe().method_for(method).settings()}
+    paths = {"model": "federation_for_tests:model", "unlabeled": "federation_for_tests:server_inputs"}
+    controller = InProcess(
+        method=method, settings=settings, folder=str(tmp_path / "nvflare"), num_rounds=3, num_clients=3, **paths
+    )
+    controller.connect(task)
+    threads = torch.get_num_threads()
+    try:
+        controller.run()
+    finally:
+        torch.set_num_threads(threads)
+    ours, theirs = checkpoint.latest(tmp_path / "nvflare"), checkpoint.latest(expected)
+    assert ours.round == theirs.round == 3
+    torch.testing.assert_close(ours.model.params, theirs.model.params, rtol=0, atol=1e-6)
+    assert ours.memory.keys() == theirs.memory.keys()
