@@ -17,7 +17,8 @@ from PIL import Image
 
 from fedbe.algorithms.methods import METHODS
 from fedbe.cli import app
-from fedbe.errors import RecipeError
+from fedbe.core.files import locked
+from fedbe.errors import BusyError, RecipeError
 from fedbe.experiment import comparison as several
 from fedbe.experiment import run_folder
 from fedbe.experiment.recipe_files import load_recipe
@@ -168,6 +169,41 @@ def test_a_run_stopped_by_ctrl_c_and_kill_9_ends_like_an_uninterrupted_one(tmp_p
     assert again.wait() == 0
     assert "test accuracy" in again.text
     assert _same(tmp_path / "runs" / "uninterrupted", folder)
+
+
+@pytest.mark.e2e
+def test_runs_at_the_same_time_stopped_by_ctrl_c_and_kill_9_end_with_the_same_bits(tmp_path: Path) -> None:
+    settings = ("compare", *SLOW, "--methods", "fedavg,fedprox", "--seeds", "1", "--workers", "2")
+    screen = Terminal([*settings, "--name", "together"], tmp_path)
+    screen.read_until(r"all rounds.*[1-9]/12")
+    screen.type(b"\x03")
+    screen.read_until("stopping after the current step")
+    assert screen.wait() == 130
+    assert "fedbe resume runs/together" in screen.text
+    assert "Traceback" not in screen.text
+    folder = tmp_path / "runs" / "together"
+    cells = several.cells(folder)
+    left = [run_folder.rounds_left(cell) for cell in cells]
+    assert all(left)
+
+    with subprocess.Popen([*FEDBE, "resume", str(folder), "-q", "--workers", "2"], cwd=tmp_path) as process:
+        _wait_for(lambda: [run_folder.rounds_left(cell) for cell in cells] != left)
+        process.send_signal(signal.SIGKILL)
+    _wait_for(lambda: all(_is_free(cell) for cell in cells))  # the processes of the runs notice, and end
+    again = fedbe("resume", str(folder), "-q", "--workers", "2", cwd=tmp_path)
+    assert (again.returncode, again.stderr) == (0, "")
+
+    in_turn = fedbe(*settings, "--spread", "clients", "--name", "in_turn", cwd=tmp_path)
+    assert in_turn.returncode == 0, in_turn.stderr
+    assert all(_same(cell, tmp_path / "runs" / "in_turn" / cell.name) for cell in cells)
+
+
+def _is_free(folder: Path) -> bool:
+    try:
+        with locked(folder):
+            return True
+    except BusyError:
+        return False
 
 
 @pytest.mark.e2e

@@ -34,6 +34,25 @@ def test_time_left_follows_from_recorded_round_times(terminal: bool) -> None:
         assert "round 7/10: accuracy 50.0 %; 2 min 30 s left" in output.getvalue()
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_runs_at_the_same_time_share_the_time_left(terminal: bool) -> None:
+    """By hand: one round of 60 s is done, 3 are left, two at a time: 3 × 60 / 2 s."""
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=terminal, width=120)
+    callback = progress_callback(4, quiet=False, console=console, at_once=2)
+    callback.begin("all rounds", 4, 0)
+    first, second = callback.for_run(), callback.for_run()
+    first.begin("FedAvg, seed 0", 2, 0)
+    first.round_ended(record(1, 60) | {"set_aside": [{"client": 7, "reason": "it sent NaN"}]})
+    assert terminal or "FedAvg, seed 0: round 1/2: accuracy 50.0 %; 1 min 30 s left" in output.getvalue()
+    second.begin("FedBE, seed 0", 2, 1)
+    second.round_ended(record(2, 60))
+    callback.end()
+    assert "1 min 0 s left" in output.getvalue()
+    assert "client 7: it sent NaN" in output.getvalue()
+    assert "FedBE, seed 0: " in output.getvalue()
+
+
 class Log(Callback):
     def __init__(self) -> None:
         self.calls: list[object] = []

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from fedbe.report.chart import Chart
 from fedbe.reproduce import cost, study_analysis, study_runner, table
 from fedbe.reproduce.results import CellResult
 from fedbe.reproduce.round_curves import chart_by_round
-from fedbe.reproduce.study import SCALES, Study, available_studies, load_study
+from fedbe.reproduce.study import SCALES, Cell, Study, available_studies, load_study
 from fedbe.reproduce.study_runner import StudyRun
 
 pytestmark = pytest.mark.slow
@@ -34,10 +34,17 @@ def pool() -> Iterator[ProcessPool]:
         yield workers
 
 
+def _train(
+    runs: Sequence[StudyRun], pool: ProcessPool, should_stop: Callable[[], bool] = lambda: False, *, whole: bool = False
+) -> tuple[bool, dict[Cell, str]]:
+    jobs, missing = study_runner.plan_jobs(runs, "float32")
+    return study_runner.run_study(jobs, pool, Callback(), should_stop, whole=whole), missing
+
+
 def _run(name: str, pool: ProcessPool, root: Path, seeds: int = 1) -> tuple[Study, list[StudyRun]]:
     study = load_study(name)
     runs = list(study_runner.study_runs(study, "smoke", seeds, root))
-    finished, missing = study_runner.run_study(runs, pool, Callback(), "float32", lambda: False)
+    finished, missing = _train(runs, pool)
     assert finished
     assert missing == {}
     return study, runs
@@ -105,7 +112,7 @@ def test_a_run_with_other_settings_is_refused(pool: ProcessPool, tmp_path: Path)
     (run, *_) = study_runner.study_runs(load_study("table3"), "smoke", 1, tmp_path)
     run_folder.create(run.folder, load_recipe("digits"), "fedbe", 0, "float32")
     with pytest.raises(RunError, match="was run with other settings"):
-        study_runner.run_study([run], pool, Callback(), "float32", lambda: False)
+        _train([run], pool)
 
 
 def test_a_run_with_the_same_settings_under_other_names_is_accepted(pool: ProcessPool, tmp_path: Path) -> None:
@@ -113,10 +120,10 @@ def test_a_run_with_the_same_settings_under_other_names_is_accepted(pool: Proces
     renamed = run.recipe.model_copy(update={"name": "own", "method": "fedavg"})
     run_folder.create(run.folder, renamed, run.recipe.method, 0, "float32")
     assert loop.execute(run.folder, pool, Callback())
-    assert study_runner.run_study([run], pool, Callback(), "float32", lambda: False) == (True, {})
+    assert _train([run], pool) == (True, {})
     for other in ({"seed": 1}, {"recipe": load_recipe("digits")}):
         with pytest.raises(RunError, match="was run with other settings"):
-            study_runner.run_study([replace(run, **other)], pool, Callback(), "float32", lambda: False)
+            _train([replace(run, **other)], pool)
 
 
 def test_records_without_weights_are_enough_for_table_and_picture(pool: ProcessPool, tmp_path: Path) -> None:
@@ -163,7 +170,7 @@ def test_runs_of_two_precisions_are_refused(pool: ProcessPool, tmp_path: Path) -
     one, two, *_ = study_runner.study_runs(load_study("table3"), "smoke", 1, tmp_path)
     run_folder.create(one.folder, one.recipe, one.recipe.method, 0, "bfloat16")
     with pytest.raises(RunError, match="must have one precision"):
-        study_runner.run_study([one, two], pool, Callback(), "float32", lambda: False)
+        _train([one, two], pool)
     assert not two.folder.exists()
     study_runner.check_runs([one, two])
     run_folder.create(two.folder, two.recipe, two.recipe.method, 0, "float32")
@@ -244,7 +251,7 @@ def test_two_views_of_one_run_are_one_run(tmp_path: Path) -> None:
 def test_a_stopped_study_continues(pool: ProcessPool, tmp_path: Path) -> None:
     study = load_study("table3")
     runs = list(study_runner.study_runs(study, "smoke", 1, tmp_path))
-    finished, _ = study_runner.run_study(runs, pool, Callback(), "float32", lambda: runs[1].rounds_left == 1)
+    finished, _ = _train(runs, pool, lambda: runs[1].rounds_left == 1)
     assert not finished
     assert [run.rounds_left for run in runs] == [0, 1] + [2] * (len(runs) - 2)
     half = table.markdown(study, "smoke", table.collect(study, runs), {})
@@ -255,13 +262,23 @@ def test_a_stopped_study_continues(pool: ProcessPool, tmp_path: Path) -> None:
     assert sum(run.rounds_left for run in runs) == 0
 
 
+def test_whole_runs_of_a_study_have_the_same_bits_and_leave_nothing_else(pool: ProcessPool, tmp_path: Path) -> None:
+    study, in_turn = _run("table3", pool, tmp_path / "in_turn", seeds=2)
+    together = list(study_runner.study_runs(study, "smoke", 2, tmp_path / "together"))
+    assert _train(together, pool, whole=True) == (True, {})
+    for a, b in zip(in_turn, together, strict=True):
+        assert (a.folder / "model.safetensors").read_bytes() == (b.folder / "model.safetensors").read_bytes()
+    assert sorted(p.name for p in (tmp_path / "together").iterdir()) == sorted({r.folder.parent.name for r in together})
+    assert study_runner.plan_jobs(together, "float32") == ([], {})
+
+
 def test_missing_data_is_listed_with_the_reason(
     pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDBE_DATA", str(tmp_path / "empty"))
     study = load_study("table5")
     runs = list(study_runner.study_runs(study, "cpu", 1, tmp_path))
-    finished, missing = study_runner.run_study(runs, pool, Callback(), "float32", lambda: False)
+    finished, missing = _train(runs, pool)
     assert finished
     assert set(missing) == set(study.cells("cpu"))
     text = table.markdown(study, "cpu", table.collect(study, runs), missing)

@@ -36,7 +36,9 @@ def pool() -> Iterator[ProcessPool]:
 def trained(name: str, pool: ProcessPool, root: Path) -> tuple[Study, list[StudyRun]]:
     study = load_study(name)
     study_runs = list(study_runner.study_runs(study, "smoke", 1, root))
-    assert study_runner.run_study(study_runs, pool, Callback(), "float32", lambda: False) == (True, {})
+    jobs, missing = study_runner.plan_jobs(study_runs, "float32")
+    assert not missing
+    assert study_runner.run_study(jobs, pool, Callback(), lambda: False)
     return study, study_runs
 
 

@@ -15,6 +15,13 @@ Workers = Annotated[
     int | None,
     typer.Option(min=0, help="Worker processes; default: one per core. 0: in this process, for debugging."),
 ]
+Spread = Annotated[
+    str,
+    typer.Option(
+        help="What worker processes share: runs (several at the same time), clients (of one run after the other), or "
+        "auto (runs, if there are enough)."
+    ),
+]
 Precision = Annotated[str, typer.Option(help="float32, bfloat16, or auto (bfloat16 if the processor supports it).")]
 RunsFolder = Annotated[Path, typer.Option(help="The folder for results.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from fedbe.cli.console import err, out
 from fedbe.cli.interrupt import interruptible
-from fedbe.cli.options import Precision, Quiet, RunsFolder, Workers
+from fedbe.cli.options import Precision, Quiet, RunsFolder, Spread, Workers
 from fedbe.core.files import make_folder
 from fedbe.errors import RunError
 from fedbe.experiment.executors import make_executor
@@ -35,6 +35,7 @@ def reproduce(
     show_list: Annotated[bool, typer.Option("--list", help="List the studies and their cost on this machine.")] = False,
     train: Annotated[bool, typer.Option(help="--no-train: only write the table and pictures of existing runs.")] = True,
     workers: Workers = None,
+    spread: Spread = "auto",
     precision: Precision = "auto",
     runs: RunsFolder = Path("runs"),
     quiet: Quiet = False,
@@ -63,7 +64,7 @@ def reproduce(
     if not train and not root.is_dir():
         raise RunError(f"{root} does not exist: leave out --no-train, or choose another folder with --runs")
     make_folder(root)
-    finished, missing, charts = _train_and_analyse(study, plan, workers, precision, quiet)
+    finished, missing, charts = _train_and_analyse(study, plan, workers, spread, precision, quiet)
     path, pictures = table.write(study, chosen, plan.runs, missing, root, charts)
     if not finished:
         err.print("stopped, nothing is lost; the same command continues")
@@ -75,20 +76,23 @@ def reproduce(
 
 
 def _train_and_analyse(
-    study: "Study", plan: "StudyPlan", workers: int | None, precision: str, quiet: bool
+    study: "Study", plan: "StudyPlan", workers: int | None, spread: str, precision: str, quiet: bool
 ) -> "tuple[bool, dict[Cell, str], list[Chart]]":
     """Returns whether all is finished, the reasons why cells have no number, and the charts of the analysis."""
     from fedbe.core.compute import cores
     from fedbe.experiment.callbacks import progress_callback
+    from fedbe.experiment.run_jobs import spread_runs
     from fedbe.reproduce.study_analysis import analyse
-    from fedbe.reproduce.study_runner import run_study
+    from fedbe.reproduce.study_runner import plan_jobs, run_study
 
-    progress = progress_callback(plan.rounds_left, quiet=quiet, console=err)
-    finished, missing = True, dict["Cell", str]()
+    finished = True
     workers = cores() if workers is None else workers
+    jobs, missing = plan_jobs(plan.selected, precision)
+    whole = spread_runs(spread, jobs, workers)
+    progress = progress_callback(plan.rounds_left, quiet=quiet, console=err, at_once=workers if whole else 1)
     with interruptible() as interrupted, make_executor(workers) if plan.selected else nullcontext() as executor:
         if executor:
-            finished, missing = run_study(plan.selected, executor, progress, precision, interrupted)
+            finished = run_study(jobs, executor, progress, interrupted, whole=whole)
         if not study.analysis:
             return finished, missing, []
         with nullcontext() if quiet else err.status("analysing finished runs"):

@@ -10,7 +10,17 @@ from rich.text import Text
 
 from fedbe.cli.console import err, out, plain_table
 from fedbe.cli.interrupt import interruptible
-from fedbe.cli.options import Overrides, Precision, Quiet, RecipeName, RunOrComparison, RunsFolder, Trust, Workers
+from fedbe.cli.options import (
+    Overrides,
+    Precision,
+    Quiet,
+    RecipeName,
+    RunOrComparison,
+    RunsFolder,
+    Spread,
+    Trust,
+    Workers,
+)
 from fedbe.errors import SettingError
 from fedbe.experiment.executors import make_executor
 from fedbe.experiment.executors.forkserver import warm_up
@@ -60,6 +70,7 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, help="The number of seeds: 0, 1, …")] = 5,
     changes: Overrides = None,
     workers: Workers = None,
+    spread: Spread = "auto",
     precision: Precision = "auto",
     name: Name = None,
     runs: RunsFolder = Path("runs"),
@@ -79,17 +90,18 @@ def compare(
     same = comparison.find_same(runs, settings, names, range(seeds), resolve_precision(precision)) if not name else None
     if same is not None:
         err.print(f"{same} has the same settings; showing it. For a new comparison give it a --name.")
-        _train(same, workers, quiet, track or ())
+        _train(same, workers, quiet, track or (), spread)
         return
     folder = _result_folder(runs, name, f"{settings.name}-compare")
     comparison.create(folder, settings, names, range(seeds), resolve_precision(precision))
     with run_folder.discard_on_error(folder):
-        _train(folder, workers, quiet, track or ())
+        _train(folder, workers, quiet, track or (), spread)
 
 
 def resume(
     run: RunOrComparison,
     workers: Workers = None,
+    spread: Spread = "auto",
     quiet: Quiet = False,
     track: Track = None,
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
@@ -97,7 +109,7 @@ def resume(
     """Continue a stopped run or comparison; the result is the same to the last bit."""
     if workers != 0:
         warm_up()
-    _train(run, workers, quiet, track or ())
+    _train(run, workers, quiet, track or (), spread)
 
 
 def _result_folder(runs: Path, name: str | None, default: str) -> Path:
@@ -112,14 +124,14 @@ def _result_folder(runs: Path, name: str | None, default: str) -> Path:
     return next(path for path in numbered if not path.exists())
 
 
-def _train(folder: Path, workers: int | None, quiet: bool, track: Sequence[str]) -> None:
+def _train(folder: Path, workers: int | None, quiet: bool, track: Sequence[str], spread: str = "clients") -> None:
     """Train the unfinished runs of a run folder or a comparison, then show the result."""
     from fedbe.experiment import comparison, run_folder
 
     compared = comparison.is_comparison(folder)
     run_folders = comparison.cells(folder) if compared else [folder]
     unfinished = [path for path in run_folders if not run_folder.is_done(path)]
-    if unfinished and not _train_runs(unfinished, folder if compared else None, workers, quiet, track):
+    if unfinished and not _train_runs(unfinished, folder if compared else None, workers, quiet, track, spread):
         err.print(f"stopped, nothing is lost; continue with: fedbe resume {shlex.quote(str(folder))}")
         raise typer.Exit(130)
     if compared:
@@ -129,28 +141,36 @@ def _train(folder: Path, workers: int | None, quiet: bool, track: Sequence[str])
 
 
 def _train_runs(
-    run_folders: Sequence[Path], compared: Path | None, workers: int | None, quiet: bool, track: Sequence[str]
+    run_folders: Sequence[Path],
+    compared: Path | None,
+    workers: int | None,
+    quiet: bool,
+    track: Sequence[str],
+    spread: str,
 ) -> bool:
-    """Train runs on the same data, one after the other. Returns False if Ctrl-C stopped them.
+    """Train runs on the same data. Returns False if Ctrl-C stopped them.
 
     `compared` is the folder of the comparison that the runs belong to; its runs share the clients of round 1.
     """
     from fedbe.core.compute import cores
-    from fedbe.experiment import comparison, loop, run_folder
-    from fedbe.experiment.callbacks import CallbackList, progress_callback
-    from fedbe.experiment.trackers import make_tracker
+    from fedbe.experiment import comparison, run_folder
+    from fedbe.experiment.callbacks import progress_callback
+    from fedbe.experiment.run_jobs import RunJob, execute_runs, spread_runs
 
-    progress = progress_callback(sum(run_folder.rounds_left(path) for path in run_folders), quiet=quiet, console=err)
-    task = run_folder.read_task(run_folders[0])
-    with interruptible() as interrupted, make_executor(cores() if workers is None else workers) as executor:
-        for path in run_folders:
-            callback = CallbackList([progress, *(make_tracker(name, path) for name in track)])
-            first_round = comparison.first_round(path) if compared else None
-            if not loop.execute(path, executor, callback, should_stop=interrupted, task=task, first_round=first_round):
-                return False
-            if compared:
-                comparison.drop_first_rounds(compared)
-    return True
+    def ended(_: RunJob) -> None:
+        if compared:
+            comparison.drop_first_rounds(compared)
+
+    workers = cores() if workers is None else workers
+    jobs = [
+        RunJob(path, first_round=comparison.first_round(path) if compared else None, trackers=tuple(track))
+        for path in run_folders
+    ]
+    whole = spread_runs(spread, jobs, workers)
+    rounds = sum(run_folder.rounds_left(path) for path in run_folders)
+    progress = progress_callback(rounds, quiet=quiet, console=err, at_once=workers if whole else 1)
+    with interruptible() as interrupted, make_executor(workers) as executor:
+        return execute_runs(jobs, executor, progress, interrupted, whole=whole, ended=ended)
 
 
 def _show_run(folder: Path) -> None:

@@ -26,6 +26,13 @@ class Callback:
     def end(self) -> None:
         """The run has finished or was stopped."""
 
+    def for_run(self) -> "Callback":
+        """A callback for one of several runs that train at the same time; by default this one.
+
+        It gets `begin` and `round_ended`. This callback gets `begin` with the rounds of all runs, and `end`.
+        """
+        return self
+
 
 class CallbackList(Callback):
     """Calls several callbacks, in order."""
@@ -79,32 +86,39 @@ def summary(record: Record) -> str:
 
 
 class _TimeLeft:
-    """Estimates the time left from the mean time of the rounds so far. `rounds`: how many are left in all runs.
+    """Estimates the time left from the mean time of the rounds so far.
 
     It uses the times in the records, because they include clients that were trained before a resume.
+
+    Args:
+        rounds: How many rounds are left in all runs.
+        at_once: How many runs train at the same time.
     """
 
-    def __init__(self, rounds: int) -> None:
-        self._left, self._finished, self._seconds = rounds, 0, 0.0
+    def __init__(self, rounds: int, at_once: int = 1) -> None:
+        self._left, self._finished, self._seconds, self._at_once = rounds, 0, 0.0, at_once
 
     def update(self, record: Record) -> str:
         """Count one more round; returns the time left."""
         self._left, self._finished = self._left - 1, self._finished + 1
         self._seconds += record["seconds"]["round"]
-        return duration(max(0, self._left) * self._seconds / self._finished)
+        return duration(max(0, self._left) * self._seconds / self._finished / self._at_once)
 
 
 class ProgressLines(Callback):
     """Prints a line for each round.
 
     Args:
-        rounds: The number of rounds that are left in all runs, for the time left.
+        time_left: Estimates the time left; runs that train at the same time share it.
         console: Where to print.
     """
 
-    def __init__(self, rounds: int, console: Console) -> None:
-        self._time_left, self._console = _TimeLeft(rounds), console
+    def __init__(self, time_left: _TimeLeft, console: Console) -> None:
+        self._time_left, self._console = time_left, console
         self._title, self._rounds = "", 0
+
+    def for_run(self) -> Callback:
+        return ProgressLines(self._time_left, self._console)
 
     def begin(self, title: str, rounds: int, done: int) -> None:
         self._title, self._rounds = title, rounds
@@ -127,22 +141,16 @@ class ProgressBars(Callback):
     """Shows a bar for the rounds of the current run, and below it a bar for the phase of the current round.
 
     Args:
-        rounds: The number of rounds that are left in all runs, for the time left.
+        time_left: Estimates the time left.
         console: The terminal.
     """
 
-    def __init__(self, rounds: int, console: Console) -> None:
-        self._time_left, self._console = _TimeLeft(rounds), console
+    def __init__(self, time_left: _TimeLeft, console: Console) -> None:
+        self._time_left, self._console = time_left, console
         self._bars: Progress | None = None
 
     def begin(self, title: str, rounds: int, done: int) -> None:
-        self._bars = Progress(
-            TextColumn("{task.description:<28}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:>4}/{task.total:<4} {task.fields[note]}", markup=False),
-            console=self._console,
-        )
-        self._bars.start()
+        self._bars = _bars(self._console)
         self._rounds_bar = self._bars.add_task(title, total=rounds, completed=done, note="")
         self._phase_bar = self._bars.add_task("  starting", total=1, note="")
 
@@ -156,10 +164,7 @@ class ProgressBars(Callback):
             return
         note = f"{summary(record)}; {self._time_left.update(record)} left"
         self._bars.update(self._rounds_bar, completed=record["round"], note=note)
-        for aside in record["set_aside"]:
-            self._bars.print(f"set aside in round {record['round']}: client {aside['client']}: {aside['reason']}")
-        for capped in record.get("capped", ()):
-            self._bars.print(f"round {record['round']}: {capped}")
+        _print_problems(self._bars, record)
 
     def end(self) -> None:
         if self._bars is not None:
@@ -168,14 +173,84 @@ class ProgressBars(Callback):
             self._bars = None
 
 
-def progress_callback(rounds: int, *, quiet: bool, console: Console) -> Callback:
+class ParallelBars(Callback):
+    """Shows a bar for the rounds of all runs, and one for each run that trains, from its first round on.
+
+    Args:
+        time_left: Estimates the time left.
+        console: The terminal.
+    """
+
+    def __init__(self, time_left: _TimeLeft, console: Console) -> None:
+        self._time_left, self._console = time_left, console
+
+    def begin(self, title: str, rounds: int, done: int) -> None:
+        self.bars = _bars(self._console)
+        self._rounds_bar = self.bars.add_task(title, total=rounds, completed=done, note="first rounds")
+
+    def for_run(self) -> Callback:
+        return _RunBar(self)
+
+    def count_round(self, record: Record) -> None:
+        """Note that one of the runs has finished a round."""
+        self.bars.update(self._rounds_bar, advance=1, note=f"{self._time_left.update(record)} left")
+
+    def end(self) -> None:
+        self.bars.stop()
+
+
+class _RunBar(Callback):
+    """The bar of one run in `ParallelBars`. It disappears with the last round, whose result stays as a line."""
+
+    def __init__(self, parallel: ParallelBars) -> None:
+        self._parallel, self._bars = parallel, parallel.bars
+
+    def begin(self, title: str, rounds: int, done: int) -> None:
+        self._title, self._rounds = title, rounds
+        self._bar = self._bars.add_task(title, total=rounds, completed=done, note="")
+
+    def round_ended(self, record: Record) -> None:
+        self._parallel.count_round(record)
+        _print_problems(self._bars, record)
+        if record["round"] < self._rounds:
+            self._bars.update(self._bar, completed=record["round"], note=summary(record))
+        else:
+            self._bars.remove_task(self._bar)
+            self._bars.print(f"{self._title}: {summary(record)}")
+
+
+def _bars(console: Console) -> Progress:
+    """Bars that are on the screen until `stop`."""
+    bars = Progress(
+        TextColumn("{task.description:<28}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:>4}/{task.total:<4} {task.fields[note]}", markup=False),
+        console=console,
+    )
+    bars.start()
+    return bars
+
+
+def _print_problems(bars: Progress, record: Record) -> None:
+    """Print a line above the bars for each client that was set aside or capped."""
+    for aside in record["set_aside"]:
+        bars.print(f"set aside in round {record['round']}: client {aside['client']}: {aside['reason']}")
+    for capped in record.get("capped", ()):
+        bars.print(f"round {record['round']}: {capped}")
+
+
+def progress_callback(rounds: int, *, quiet: bool, console: Console, at_once: int = 1) -> Callback:
     """The callback that shows progress: bars in a terminal, lines in a pipe or a log, nothing if `quiet`.
 
     Args:
         rounds: The number of rounds that are left in all runs, for the time left.
         quiet: Show nothing.
         console: Where to show it.
+        at_once: How many runs train at the same time.
     """
     if quiet:
         return Callback()
-    return ProgressBars(rounds, console) if console.is_terminal else ProgressLines(rounds, console)
+    time_left = _TimeLeft(rounds, at_once)
+    if not console.is_terminal:
+        return ProgressLines(time_left, console)
+    return ProgressBars(time_left, console) if at_once == 1 else ParallelBars(time_left, console)

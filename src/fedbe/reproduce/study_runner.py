@@ -1,19 +1,19 @@
 """Run the cells of a study that are not finished. A cell that cannot run gets a reason instead of a number."""
 
-import itertools
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedbe.analysis.data import load_task
-from fedbe.data import Task
 from fedbe.errors import DataError, RunError
-from fedbe.experiment import loop, run_folder
+from fedbe.experiment import run_folder
 from fedbe.experiment.callbacks import Callback
 from fedbe.experiment.executors.base import Executor
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import dump_recipe
+from fedbe.experiment.run_jobs import NewRun, RunJob, execute_runs
 from fedbe.reproduce.study import Cell, Scale, Study
 
 
@@ -101,41 +101,47 @@ def _count_seeds(root: Path) -> int:
     return max((int(seed) + 1 for seed in seeds if seed.isdecimal()), default=0)
 
 
-def run_study(
-    runs: Sequence[StudyRun],
-    executor: Executor,
-    callback: Callback,
-    precision: str,
-    should_stop: Callable[[], bool],
-) -> tuple[bool, dict[Cell, str]]:
-    """Train runs to their end. Finished runs are not trained again; stopped runs continue.
+def plan_jobs(runs: Sequence[StudyRun], precision: str) -> tuple[list[RunJob], dict[Cell, str]]:
+    """The jobs of the runs that are not finished, and the reasons why cells cannot run.
 
-    Returns:
-        Whether all runs are finished (False if `should_stop` ended them), and the reasons why cells could not run.
+    Cells that share a folder share its job.
 
     Raises:
         RunError: A run in the folder has other settings or another precision.
     """
     check_runs(runs, precision)
+    jobs: dict[Path, RunJob] = {}
     missing: dict[Cell, str] = {}
-    for first_round, same_seed in itertools.groupby(runs, key=lambda run: run.first_round):
-        for run in same_seed:
-            task = _load_task(run.recipe)
-            if isinstance(task, str):
-                missing[run.cell] = task
-                continue
-            if not run.exists:
-                run_folder.create(run.folder, run.recipe, run.recipe.method, run.seed, precision)
-            if run_folder.read_info(run.folder).finished is not None:
-                continue
-            with run_folder.discard_on_error(run.folder):
-                finished = loop.execute(
-                    run.folder, executor, callback, should_stop=should_stop, task=task, first_round=first_round
-                )
-            if not finished:
-                return False, missing
-        shutil.rmtree(first_round, ignore_errors=True)
-    return True, missing
+    for run in runs:
+        if problem := _data_problem(run.recipe):
+            missing[run.cell] = problem
+        elif not run.exists or run_folder.read_info(run.folder).finished is None:
+            new = NewRun(run.recipe, run.recipe.method, run.seed, precision)
+            jobs[run.folder] = RunJob(run.folder, new, run.first_round)
+    return list(jobs.values()), missing
+
+
+def run_study(
+    jobs: Sequence[RunJob],
+    executor: Executor,
+    callback: Callback,
+    should_stop: Callable[[], bool],
+    *,
+    whole: bool = False,
+) -> bool:
+    """Train the runs of a study to their end; stopped runs continue. See `run_jobs.execute_runs`.
+
+    Returns:
+        Whether all runs are finished (False if `should_stop` ended them).
+    """
+    left = Counter(job.first_round for job in jobs)
+
+    def ended(job: RunJob) -> None:
+        left[job.first_round] -= 1
+        if job.first_round and not left[job.first_round]:
+            shutil.rmtree(job.first_round, ignore_errors=True)
+
+    return execute_runs(jobs, executor, callback, should_stop, whole=whole, ended=ended)
 
 
 def check_runs(runs: Iterable[StudyRun], precision: str | None = None) -> None:
@@ -176,12 +182,12 @@ def _numeric_settings(recipe: Recipe, method: str) -> tuple[dict[str, object], d
     return others, recipe.method_for(method).settings(), method
 
 
-def _load_task(recipe: Recipe) -> Task | str:
-    """The data of a recipe, or the reason why it is missing."""
+def _data_problem(recipe: Recipe) -> str:
+    """Why the data of a recipe cannot be read; empty if it can."""
     try:
-        task = load_task(recipe.data.source)
+        load_task(recipe.data.source)
         if recipe.data.unlabeled:
             load_task(recipe.data.unlabeled)
     except DataError as error:
         return str(error)
-    return task
+    return ""

@@ -24,7 +24,10 @@ class Job(Protocol):
         ...
 
     def run(self, federation: Federation, runner: ModelRunner) -> Any:
-        """Do the work with the federation's data and a model that the executor reuses for all its jobs."""
+        """Do the work with the federation's data and a model that the executor reuses for all its jobs.
+
+        A job that makes its own (a whole run) needs no call of `configure`, and gets None for both.
+        """
         ...
 
 

@@ -1,14 +1,18 @@
 """How much memory processes use, and how they reuse it."""
 
 import ctypes
+import math
 import os
 import resource
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 # The names of mallopt's options in glibc's malloc.h, and the largest threshold that it accepts.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST = -1, -3, 32 * 2**20
+SYSTEM_MEMORY = Path("/proc/meminfo")
+MEMORY_GROUP = Path("/sys/fs/cgroup")
 
 
 def keep_freed_memory() -> None:
@@ -24,6 +28,24 @@ def keep_freed_memory() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
         libc.mallopt(M_MMAP_THRESHOLD, LARGEST)
+
+
+def available_mb() -> float:
+    """The memory that new processes can take without swapping, in MB; unlimited where the system does not say."""
+    limits = [_free_in_group_mb()]
+    with suppress(OSError):
+        lines = SYSTEM_MEMORY.read_text().splitlines()
+        limits += [int(line.split()[1]) / 1024 for line in lines if line.startswith("MemAvailable:")]
+    return min(limits)
+
+
+def _free_in_group_mb() -> float:
+    """What the container's limit leaves (cgroup v2)."""
+    try:
+        limit = int((MEMORY_GROUP / "memory.max").read_text())
+        return (limit - int((MEMORY_GROUP / "memory.current").read_text())) / 2**20
+    except (OSError, ValueError):  # "max" is no limit
+        return math.inf
 
 
 class ProcessMemoryPeak:

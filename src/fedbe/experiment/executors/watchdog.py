@@ -4,6 +4,7 @@ A killed worker is replaced like one that died. Time is counted in ticks of the 
 sleeps for a night does not look like one whose workers hang.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -74,12 +75,17 @@ class Watchdog:
 
 
 def start_beating(beat: Any) -> None:
-    """In a worker: increase the counter from a thread, for as long as the process runs."""
+    """In a worker: increase the counter from a thread, for as long as the process runs.
+
+    The thread also ends the process when its parent has died: a job can be a whole run.
+    """
+    parent = os.getppid()
 
     def run() -> None:
-        while True:
+        while os.getppid() == parent:
             beat.value += 1
             time.sleep(TICK_SECONDS / 2)
+        os._exit(1)
 
     threading.Thread(target=run, name="fedbe-beat", daemon=True).start()
 
