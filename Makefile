@@ -56,7 +56,7 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: $(VENV)/.run
 	@echo "installing the development tools into $(VENV) (once)"
-	@$(PIP) -e '.[dev,flower,nvflare]' && touch $@
+	@$(PIP) -e '.[dev,flower,nvflare,ray]' && touch $@
 
 $(VENV)/.docs: $(VENV)/.run
 	@$(PIP) -e '.[docs]' && touch $@

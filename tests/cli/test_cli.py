@@ -173,9 +173,10 @@ def test_a_run_stopped_by_ctrl_c_and_kill_9_ends_like_an_uninterrupted_one(tmp_p
 
 @pytest.mark.e2e
 def test_runs_at_the_same_time_stopped_by_ctrl_c_and_kill_9_end_with_the_same_bits(tmp_path: Path) -> None:
-    settings = ("compare", *SLOW, "--methods", "fedavg,fedprox", "--seeds", "1", "--workers", "2")
+    sizes_of_a_round = ("--set", "training.rounds=8", "--set", "training.epochs=8", "--set", "evaluation.ensemble=")
+    settings = ("compare", *sizes_of_a_round, "--methods", "fedavg,fedprox", "--seeds", "1", "--workers", "2")
     screen = Terminal([*settings, "--name", "together"], tmp_path)
-    screen.read_until(r"all rounds.*[1-9]/12")
+    screen.read_until(r"all rounds.*[1-9]/16", timeout=120)
     screen.type(b"\x03")
     screen.read_until("stopping after the current step")
     assert screen.wait() == 130
@@ -183,17 +184,17 @@ def test_runs_at_the_same_time_stopped_by_ctrl_c_and_kill_9_end_with_the_same_bi
     assert "Traceback" not in screen.text
     folder = tmp_path / "runs" / "together"
     cells = several.cells(folder)
-    left = [run_folder.rounds_left(cell) for cell in cells]
-    assert all(left)
+    assert all(run_folder.rounds_left(cell) for cell in cells)
+    sizes = [(cell / "rounds.jsonl").stat().st_size for cell in cells]
 
     with subprocess.Popen([*FEDBE, "resume", str(folder), "-q", "--workers", "2"], cwd=tmp_path) as process:
-        _wait_for(lambda: [run_folder.rounds_left(cell) for cell in cells] != left)
+        _wait_for(lambda: [(cell / "rounds.jsonl").stat().st_size for cell in cells] > sizes, timeout=120)
         process.send_signal(signal.SIGKILL)
     _wait_for(lambda: all(_is_free(cell) for cell in cells))  # the processes of the runs notice, and end
-    again = fedbe("resume", str(folder), "-q", "--workers", "2", cwd=tmp_path)
+    again = fedbe("resume", str(folder), "-q", "--workers", "2", cwd=tmp_path, timeout=300)
     assert (again.returncode, again.stderr) == (0, "")
 
-    in_turn = fedbe(*settings, "--spread", "clients", "--name", "in_turn", cwd=tmp_path)
+    in_turn = fedbe(*settings, "--spread", "clients", "--name", "in_turn", cwd=tmp_path, timeout=300)
     assert in_turn.returncode == 0, in_turn.stderr
     assert all(_same(cell, tmp_path / "runs" / "in_turn" / cell.name) for cell in cells)
 

@@ -40,6 +40,7 @@ NOT_RUN = {
     "fedbe flower up": "as certs",
     "fedbe flower run": "as certs",
     "fedbe flower down": "as certs",
+    "fedbe run cifar10-step --executor ray": "tests/experiment/test_ray_pool.py runs a driver on a cluster",
     "fedbe reproduce table1 --scale paper --seeds 3": "writes into results/; tests/reproduce/test_results.py runs it",
 }
 NAMES = {"fedbe flower", "fedbe predict", "fedbe evaluate", "fedbe resume"}  # of commands, in a sentence

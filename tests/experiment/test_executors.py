@@ -8,7 +8,7 @@ import torch
 
 from fedbe.core.compute import Plan
 from fedbe.core.model_runner import ModelRunner
-from fedbe.errors import RunError
+from fedbe.errors import RunError, SettingError
 from fedbe.experiment.executors import make_executor
 from fedbe.experiment.executors.base import Done, Failed, Outcome, Stopped
 from fedbe.experiment.executors.process_pool import ProcessPool
@@ -42,6 +42,10 @@ def test_workers_decide_the_executor() -> None:
         assert none.workers == one.workers == 1
     with pytest.raises(RunError, match="workers"):
         make_executor(-1)
+    with pytest.raises(SettingError, match="unknown executor 'rai': did you mean 'ray'"):
+        make_executor(1, "rai")
+    with pytest.raises(SettingError, match="add --executor ray"):
+        make_executor(1, address="auto")
 
 
 def test_jobs_are_lazy_and_single_threaded(serial: Serial) -> None:

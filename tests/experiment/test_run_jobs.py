@@ -14,6 +14,7 @@ from fedbe.experiment import comparison, run_folder
 from fedbe.experiment.callbacks import Callback
 from fedbe.experiment.executors import memory_usage
 from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.executors.serial import Serial
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import override_recipe
 from fedbe.experiment.run_folder import Record
@@ -148,18 +149,18 @@ def test_runs_that_start_together_have_different_seeds(pool: ProcessPool) -> Non
 
 
 def test_auto_spreads_runs_if_there_are_enough_and_memory_allows(
-    tmp_path: Path, quick: Recipe, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, quick: Recipe, pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = compared(tmp_path / "some", quick)
-    assert spread_runs("auto", jobs, 4)
-    assert not spread_runs("auto", jobs, 5)
-    assert not spread_runs("auto", jobs, 1)
-    assert not spread_runs("clients", jobs, 4)
-    assert not spread_runs("runs", jobs, 0)
-    assert spread_runs("runs", jobs, 5)
+    assert spread_runs("auto", jobs, pool)
+    assert not spread_runs("auto", jobs[:1], pool)
+    assert not spread_runs("auto", [], pool)
+    assert not spread_runs("auto", jobs, Serial())
+    assert not spread_runs("clients", jobs, pool)
+    assert spread_runs("runs", jobs, Serial())
     with pytest.raises(SettingError, match="unknown spread 'run': did you mean"):
-        spread_runs("run", jobs, 2)
-    (tmp_path / "meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 3000000 kB\n")
+        spread_runs("run", jobs, pool)
+    (tmp_path / "meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 2000000 kB\n")
     monkeypatch.setattr(memory_usage, "SYSTEM_MEMORY", tmp_path / "meminfo")
-    assert not spread_runs("auto", jobs, 4)
-    assert spread_runs("runs", jobs, 4)
+    assert not spread_runs("auto", jobs, pool)
+    assert spread_runs("runs", jobs, pool)

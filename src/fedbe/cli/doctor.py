@@ -8,6 +8,7 @@ from fedbe.cli.console import out, plain_table
 EXTRAS = {
     "flower": ("flwr",),
     "nvflare": ("nvflare",),
+    "ray": ("ray",),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow", "mlflow-skinny"),

@@ -1,9 +1,16 @@
 """Options and arguments that several commands share."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from fedbe.experiment.executors import make_executor
+from fedbe.experiment.executors.forkserver import warm_up
+
+if TYPE_CHECKING:
+    from fedbe.experiment.executors.base import Executor
 
 RecipeName = Annotated[
     str, typer.Argument(help="A shipped recipe (`fedbe recipes`) or a TOML file.", metavar="[RECIPE]")
@@ -14,6 +21,12 @@ Overrides = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option(min=0, help="Worker processes; default: one per core. 0: in this process, for debugging."),
+]
+ExecutorKind = Annotated[
+    str, typer.Option("--executor", help="Where the workers are: processes (this machine) or ray (a Ray cluster).")
+]
+Address = Annotated[
+    str | None, typer.Option(help="Of the Ray cluster: auto, or HOST:PORT; default: start Ray on this machine.")
 ]
 Spread = Annotated[
     str,
@@ -45,3 +58,22 @@ Trust = Annotated[
 ]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
 RunOrComparison = Annotated[Path, typer.Argument(help="The folder of a run or a comparison.", metavar="RUN")]
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """The options that say where a command trains: --workers, --executor, --address and --spread."""
+
+    workers: int | None
+    kind: str
+    address: str | None
+    spread: str = "clients"
+
+    def warm_up(self) -> None:
+        """Start what workers need, while this process imports torch."""
+        if self.kind == "processes" and self.workers != 0:
+            warm_up()
+
+    def make_executor(self) -> "Executor":
+        """The executor of these options."""
+        return make_executor(self.workers, self.kind, self.address)

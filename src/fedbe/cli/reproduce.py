@@ -9,11 +9,9 @@ from rich.text import Text
 
 from fedbe.cli.console import err, out
 from fedbe.cli.interrupt import interruptible
-from fedbe.cli.options import Precision, Quiet, RunsFolder, Spread, Workers
+from fedbe.cli.options import Address, ExecutorKind, Precision, Quiet, RunsFolder, Spread, Workers, Workplace
 from fedbe.core.files import make_folder
 from fedbe.errors import RunError
-from fedbe.experiment.executors import make_executor
-from fedbe.experiment.executors.forkserver import warm_up
 
 if TYPE_CHECKING:
     from fedbe.report.chart import Chart
@@ -35,6 +33,8 @@ def reproduce(
     show_list: Annotated[bool, typer.Option("--list", help="List the studies and their cost on this machine.")] = False,
     train: Annotated[bool, typer.Option(help="--no-train: only write the table and pictures of existing runs.")] = True,
     workers: Workers = None,
+    executor: ExecutorKind = "processes",
+    address: Address = None,
     spread: Spread = "auto",
     precision: Precision = "auto",
     runs: RunsFolder = Path("runs"),
@@ -50,8 +50,9 @@ def reproduce(
     from fedbe.reproduce.study import load_study, parse_scale
 
     chosen = parse_scale(scale)
-    if train and workers != 0:
-        warm_up()
+    where = Workplace(workers, executor, address, spread)
+    if train:
+        where.warm_up()
     from fedbe.core.compute import resolve_precision
     from fedbe.reproduce import table
     from fedbe.reproduce.study_runner import check_runs, plan_study
@@ -64,7 +65,7 @@ def reproduce(
     if not train and not root.is_dir():
         raise RunError(f"{root} does not exist: leave out --no-train, or choose another folder with --runs")
     make_folder(root)
-    finished, missing, charts = _train_and_analyse(study, plan, workers, spread, precision, quiet)
+    finished, missing, charts = _train_and_analyse(study, plan, where, precision, quiet)
     path, pictures = table.write(study, chosen, plan.runs, missing, root, charts)
     if not finished:
         err.print("stopped, nothing is lost; the same command continues")
@@ -76,22 +77,21 @@ def reproduce(
 
 
 def _train_and_analyse(
-    study: "Study", plan: "StudyPlan", workers: int | None, spread: str, precision: str, quiet: bool
+    study: "Study", plan: "StudyPlan", where: Workplace, precision: str, quiet: bool
 ) -> "tuple[bool, dict[Cell, str], list[Chart]]":
     """Returns whether all is finished, the reasons why cells have no number, and the charts of the analysis."""
-    from fedbe.core.compute import cores
     from fedbe.experiment.callbacks import progress_callback
     from fedbe.experiment.run_jobs import spread_runs
     from fedbe.reproduce.study_analysis import analyse
     from fedbe.reproduce.study_runner import plan_jobs, run_study
 
     finished = True
-    workers = cores() if workers is None else workers
     jobs, missing = plan_jobs(plan.selected, precision)
-    whole = spread_runs(spread, jobs, workers)
-    progress = progress_callback(plan.rounds_left, quiet=quiet, console=err, at_once=workers if whole else 1)
-    with interruptible() as interrupted, make_executor(workers) if plan.selected else nullcontext() as executor:
+    with interruptible() as interrupted, where.make_executor() if plan.selected else nullcontext() as executor:
         if executor:
+            whole = spread_runs(where.spread, jobs, executor)
+            at_once = executor.workers if whole else 1
+            progress = progress_callback(plan.rounds_left, quiet=quiet, console=err, at_once=at_once)
             finished = run_study(jobs, executor, progress, interrupted, whole=whole)
         if not study.analysis:
             return finished, missing, []

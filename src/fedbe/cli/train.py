@@ -11,6 +11,8 @@ from rich.text import Text
 from fedbe.cli.console import err, out, plain_table
 from fedbe.cli.interrupt import interruptible
 from fedbe.cli.options import (
+    Address,
+    ExecutorKind,
     Overrides,
     Precision,
     Quiet,
@@ -20,10 +22,9 @@ from fedbe.cli.options import (
     Spread,
     Trust,
     Workers,
+    Workplace,
 )
 from fedbe.errors import SettingError
-from fedbe.experiment.executors import make_executor
-from fedbe.experiment.executors.forkserver import warm_up
 
 Name = Annotated[str | None, typer.Option(help="Name of the result folder; default: made from the recipe.")]
 Track = Annotated[
@@ -40,6 +41,8 @@ def run(
     seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0,
     changes: Overrides = None,
     workers: Workers = None,
+    executor: ExecutorKind = "processes",
+    address: Address = None,
     precision: Precision = "auto",
     name: Name = None,
     runs: RunsFolder = Path("runs"),
@@ -48,8 +51,8 @@ def run(
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Train one federation with one method."""
-    if workers != 0:
-        warm_up()
+    where = Workplace(workers, executor, address)
+    where.warm_up()
     from fedbe.core.compute import resolve_precision
     from fedbe.experiment import run_folder
     from fedbe.experiment.recipe_files import load_recipe
@@ -59,7 +62,7 @@ def run(
     folder = _result_folder(runs, name, f"{settings.name}-{method}-seed{seed}")
     run_folder.create(folder, settings, method, seed, resolve_precision(precision))
     with run_folder.discard_on_error(folder):
-        _train(folder, workers, quiet, track or ())
+        _train(folder, where, quiet, track or ())
 
 
 def compare(
@@ -70,6 +73,8 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, help="The number of seeds: 0, 1, …")] = 5,
     changes: Overrides = None,
     workers: Workers = None,
+    executor: ExecutorKind = "processes",
+    address: Address = None,
     spread: Spread = "auto",
     precision: Precision = "auto",
     name: Name = None,
@@ -79,8 +84,8 @@ def compare(
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Train several methods on the same splits and initial weights, and compare them."""
-    if workers != 0:
-        warm_up()
+    where = Workplace(workers, executor, address, spread)
+    where.warm_up()
     from fedbe.core.compute import resolve_precision
     from fedbe.experiment import comparison, run_folder
     from fedbe.experiment.recipe_files import load_recipe
@@ -90,26 +95,28 @@ def compare(
     same = comparison.find_same(runs, settings, names, range(seeds), resolve_precision(precision)) if not name else None
     if same is not None:
         err.print(f"{same} has the same settings; showing it. For a new comparison give it a --name.")
-        _train(same, workers, quiet, track or (), spread)
+        _train(same, where, quiet, track or ())
         return
     folder = _result_folder(runs, name, f"{settings.name}-compare")
     comparison.create(folder, settings, names, range(seeds), resolve_precision(precision))
     with run_folder.discard_on_error(folder):
-        _train(folder, workers, quiet, track or (), spread)
+        _train(folder, where, quiet, track or ())
 
 
 def resume(
     run: RunOrComparison,
     workers: Workers = None,
+    executor: ExecutorKind = "processes",
+    address: Address = None,
     spread: Spread = "auto",
     quiet: Quiet = False,
     track: Track = None,
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Continue a stopped run or comparison; the result is the same to the last bit."""
-    if workers != 0:
-        warm_up()
-    _train(run, workers, quiet, track or (), spread)
+    where = Workplace(workers, executor, address, spread)
+    where.warm_up()
+    _train(run, where, quiet, track or ())
 
 
 def _result_folder(runs: Path, name: str | None, default: str) -> Path:
@@ -124,14 +131,14 @@ def _result_folder(runs: Path, name: str | None, default: str) -> Path:
     return next(path for path in numbered if not path.exists())
 
 
-def _train(folder: Path, workers: int | None, quiet: bool, track: Sequence[str], spread: str = "clients") -> None:
+def _train(folder: Path, where: Workplace, quiet: bool, track: Sequence[str]) -> None:
     """Train the unfinished runs of a run folder or a comparison, then show the result."""
     from fedbe.experiment import comparison, run_folder
 
     compared = comparison.is_comparison(folder)
     run_folders = comparison.cells(folder) if compared else [folder]
     unfinished = [path for path in run_folders if not run_folder.is_done(path)]
-    if unfinished and not _train_runs(unfinished, folder if compared else None, workers, quiet, track, spread):
+    if unfinished and not _train_runs(unfinished, folder if compared else None, where, quiet, track):
         err.print(f"stopped, nothing is lost; continue with: fedbe resume {shlex.quote(str(folder))}")
         raise typer.Exit(130)
     if compared:
@@ -141,18 +148,12 @@ def _train(folder: Path, workers: int | None, quiet: bool, track: Sequence[str],
 
 
 def _train_runs(
-    run_folders: Sequence[Path],
-    compared: Path | None,
-    workers: int | None,
-    quiet: bool,
-    track: Sequence[str],
-    spread: str,
+    run_folders: Sequence[Path], compared: Path | None, where: Workplace, quiet: bool, track: Sequence[str]
 ) -> bool:
     """Train runs on the same data. Returns False if Ctrl-C stopped them.
 
     `compared` is the folder of the comparison that the runs belong to; its runs share the clients of round 1.
     """
-    from fedbe.core.compute import cores
     from fedbe.experiment import comparison, run_folder
     from fedbe.experiment.callbacks import progress_callback
     from fedbe.experiment.run_jobs import RunJob, execute_runs, spread_runs
@@ -161,15 +162,14 @@ def _train_runs(
         if compared:
             comparison.drop_first_rounds(compared)
 
-    workers = cores() if workers is None else workers
     jobs = [
         RunJob(path, first_round=comparison.first_round(path) if compared else None, trackers=tuple(track))
         for path in run_folders
     ]
-    whole = spread_runs(spread, jobs, workers)
     rounds = sum(run_folder.rounds_left(path) for path in run_folders)
-    progress = progress_callback(rounds, quiet=quiet, console=err, at_once=workers if whole else 1)
-    with interruptible() as interrupted, make_executor(workers) as executor:
+    with interruptible() as interrupted, where.make_executor() as executor:
+        whole = spread_runs(where.spread, jobs, executor)
+        progress = progress_callback(rounds, quiet=quiet, console=err, at_once=executor.workers if whole else 1)
         return execute_runs(jobs, executor, progress, interrupted, whole=whole, ended=ended)
 
 

@@ -24,6 +24,7 @@ from fedbe.experiment import loop, run_folder
 from fedbe.experiment.callbacks import Callback, CallbackList
 from fedbe.experiment.executors.base import Done, Executor, Lost, Outcome, Stopped
 from fedbe.experiment.executors.memory_usage import available_mb
+from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.executors.serial import Serial
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe import Recipe
@@ -42,6 +43,7 @@ class NewRun:
     method: str
     seed: int
     precision: str
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class RunJob:
         if self.new is None:
             return self._execute(executor, callback, should_stop)
         if not self._exists:
-            run_folder.create(self.folder, self.new.recipe, self.new.method, self.new.seed, self.new.precision)
+            run_folder.create(self.folder, **vars(self.new))
         with run_folder.discard_on_error(self.folder):
             return self._execute(executor, callback, should_stop)
 
@@ -283,24 +285,25 @@ def _rounds(folder: Path) -> list[run_folder.Record]:
         return []
 
 
-def spread_runs(spread: str, jobs: Sequence[RunJob], workers: int) -> bool:
+def spread_runs(spread: str, jobs: Sequence[RunJob], executor: Executor) -> bool:
     """Whether workers get whole runs, rather than the clients of one run after the other.
 
     Args:
-        spread: "runs", "clients", or "auto": whole runs if there are at least as many as workers, at least two
-            workers, and memory for all of them.
+        spread: "runs", "clients", or "auto": whole runs if the workers are two or more processes of this machine, and
+            there are at least as many runs, and memory for them. Workers on other machines may not see the folders.
         jobs: The runs that are not finished.
-        workers: The number of workers.
+        executor: Where they will run.
 
     Raises:
         SettingError: `spread` is unknown.
         RecipeError, DataError: Whole runs are chosen, and the first of them cannot run.
     """
     check_option("spread", spread, SPREADS)
-    if workers < 1 or not jobs or spread == "clients" or (spread == "auto" and not 2 <= workers <= len(jobs)):
+    enough = isinstance(executor, ProcessPool) and 2 <= executor.workers <= len(jobs)
+    if not jobs or spread == "clients" or (spread == "auto" and not enough):
         return False
     needed_mb = _check_recipes([job.recipe for job in jobs])
-    return spread == "runs" or workers * needed_mb < available_mb()
+    return spread == "runs" or executor.workers * needed_mb < available_mb()
 
 
 def _check_recipes(recipes: Sequence[Recipe]) -> float:

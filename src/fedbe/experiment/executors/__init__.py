@@ -1,22 +1,31 @@
-"""Where jobs run: worker processes, or this process. `base` says what every executor must offer."""
+"""Where jobs run: worker processes, a Ray cluster, or this process. `base` says what every executor must offer."""
 
 from typing import TYPE_CHECKING
+
+from fedbe.errors import SettingError, check_option
 
 if TYPE_CHECKING:
     from fedbe.experiment.executors.base import Executor
 
+EXECUTORS = ("processes", "ray")
 
-def make_executor(workers: int) -> "Executor":
-    """Create an executor with that many worker processes, or one that runs everything in this process.
+
+def make_executor(workers: int | None = None, kind: str = "processes", address: str | None = None) -> "Executor":
+    """Create an executor with that many workers, or one that runs everything in this process.
 
     Args:
-        workers: The number of worker processes; 0 for none, which is useful with a debugger.
+        workers: The number of workers; default: one for each core, or as many as the Ray cluster has CPUs for. 0 for
+            none, which is useful with a debugger.
+        kind: "processes" for worker processes on this machine, or "ray".
+        address: Of the Ray cluster; see `RayPool`.
 
     Returns:
         A context manager. The results do not depend on which one it is.
 
     Raises:
-        RunError: `workers` is negative.
+        RunError: `workers` is negative, or there is no such cluster.
+        SettingError: `kind` is unknown, or there is an address without Ray.
+        ExtraError: Ray is not installed.
 
     Example:
         >>> with make_executor(0) as executor:
@@ -24,7 +33,15 @@ def make_executor(workers: int) -> "Executor":
         1
     """
     # Imported here, so that the command line can start the fork server before torch is imported.
+    from fedbe.core.compute import cores
     from fedbe.experiment.executors.process_pool import ProcessPool
     from fedbe.experiment.executors.serial import Serial
 
-    return Serial() if workers == 0 else ProcessPool(workers)
+    check_option("executor", kind, EXECUTORS)
+    if kind == "ray":
+        from fedbe.experiment.executors.ray_pool import RayPool
+
+        return RayPool(workers, address)
+    if address is not None:
+        raise SettingError("--address is the address of a Ray cluster: add --executor ray")
+    return Serial() if workers == 0 else ProcessPool(cores() if workers is None else workers)

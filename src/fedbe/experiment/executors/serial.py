@@ -2,10 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Self
+from typing import Any, Self
 
 from fedbe.core.compute import Plan, one_thread
-from fedbe.core.model_runner import ModelRunner
 from fedbe.experiment.executors.base import Done, Job, Outcome, Stopped, failure
 from fedbe.experiment.executors.memory_usage import ProcessMemoryPeak
 from fedbe.experiment.federation import Federation
@@ -18,13 +17,13 @@ class Serial:
     workers = 1
 
     def __init__(self) -> None:
-        self._setup: tuple[Federation, ModelRunner] | None = None
+        self._setup: tuple[Any, Any] = (None, None)  # the federation, and the model that all jobs use
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._setup = None
+        self._setup = (None, None)
 
     def configure(self, federation: Federation, plan: Plan) -> None:
         """Set the data and the arithmetic of the jobs that follow."""
@@ -52,7 +51,6 @@ class Serial:
         return ProcessMemoryPeak()
 
     def _run(self, job: Job) -> Outcome:
-        assert self._setup is not None, "`configure` is called before `map`"
         begin = time.perf_counter()
         try:
             with one_thread():

@@ -4,6 +4,7 @@ A killed worker is replaced like one that died. Time is counted in ticks of the 
 sleeps for a night does not look like one whose workers hang.
 """
 
+import multiprocessing
 import os
 import threading
 import time
@@ -79,10 +80,11 @@ def start_beating(beat: Any) -> None:
 
     The thread also ends the process when its parent has died: a job can be a whole run.
     """
-    parent = os.getppid()
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker has a parent"
 
     def run() -> None:
-        while os.getppid() == parent:
+        while parent.is_alive():
             beat.value += 1
             time.sleep(TICK_SECONDS / 2)
         os._exit(1)

@@ -1,0 +1,82 @@
+"""Rounds of a federation with many clients: seconds, memory and open files.
+
+    python -m benchmarks.many_clients [--clients 10000] [--cohort 100] [--rounds 10] [--method fedavg] [--executor ray]
+
+Each client has two made-up vectors of 64 numbers; the model is an MLP. The content does not change the costs.
+"""
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+
+from fedbe.data import Dataset, Task
+from fedbe.experiment import loop, run_folder
+from fedbe.experiment.callbacks import Callback
+from fedbe.experiment.executors import EXECUTORS, make_executor
+from fedbe.experiment.recipe_files import load_recipe
+from fedbe.experiment.run_folder import Record
+
+SERVER, TEST, FEATURES = 1000, 1000, 64
+
+
+class Costs(Callback):
+    """Keeps the costs of each round: seconds, resident memory of this process in MB, open files."""
+
+    def __init__(self) -> None:
+        self.rounds: list[tuple[float, float, int]] = []
+
+    def round_ended(self, record: Record) -> None:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        memory = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        self.rounds.append((record["seconds"]["round"], memory, len(os.listdir("/proc/self/fd"))))  # noqa: PTH208
+
+
+def made_up(clients: int) -> Task:
+    """Two training vectors for each client, and vectors for the server and the test."""
+    draw = torch.Generator().manual_seed(0)
+
+    def part(name: str, count: int) -> Dataset:
+        vectors = torch.randn(count, FEATURES, generator=draw)
+        return Dataset(name, vectors, torch.arange(count) % 10, tuple("abcdefghij"))
+
+    return Task(part("made up", 2 * clients + SERVER), part("made up (test)", TEST))
+
+
+def main() -> None:
+    """Run the rounds and print their costs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, default=10_000)
+    parser.add_argument("--cohort", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--method", default="fedavg")
+    parser.add_argument("--executor", default="processes", choices=EXECUTORS)
+    parser.add_argument("--workers", type=int)
+    args = parser.parse_args()
+    recipe = load_recipe(
+        "digits",
+        [
+            f"data.server={SERVER}", "split.kind=iid", f"split.clients={args.clients}", "training.epochs=1",
+            f"training.rounds={args.rounds}", f"training.clients_per_round={args.cohort}", "variant=paper",
+            "settings.distill_epochs=2", "settings.members=SA", "evaluation.clients=false", "evaluation.ensemble=",
+        ],
+    )  # fmt: skip
+    costs = Costs()
+    with tempfile.TemporaryDirectory() as parent, make_executor(args.workers, args.executor) as executor:
+        folder = run_folder.create(Path(parent) / "run", recipe, args.method, 0, "float32")
+        loop.execute(folder, executor, costs, task=made_up(args.clients))
+        workers = executor.workers
+    seconds, first, last = median(r[0] for r in costs.rounds), costs.rounds[0], costs.rounds[-1]
+    Console(soft_wrap=True).print(
+        f"{args.method}, {args.clients:,} clients, {args.cohort} in each of {args.rounds} rounds, {workers} workers "
+        f"({args.executor}): {seconds:.2f} s a round (median); this process has {first[1]:.0f} MB and {first[2]} open "
+        f"files after round 1, {last[1]:.0f} MB and {last[2]} after round {args.rounds}"
+    )
+
+
+if __name__ == "__main__":
+    main()

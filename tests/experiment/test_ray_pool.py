@@ -1,0 +1,169 @@
+"""Workers on a real Ray cluster of three nodes on this machine: the same bits, lost nodes, a killed driver."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedbe.core.compute import Plan
+from fedbe.errors import RunError
+from fedbe.experiment import loop, run_folder
+from fedbe.experiment.callbacks import Callback
+from fedbe.experiment.executors import make_executor
+from fedbe.experiment.executors.base import Done, Failed, Lost, Stopped
+from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.executors.ray_pool import SHARED_BYTES, RayPool
+from fedbe.experiment.federation import prepare
+from fedbe.experiment.recipe import Recipe
+from fedbe.experiment.recipe_files import override_recipe
+from fedbe.experiment.run_jobs import RunJob, execute_runs
+
+pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]  # Ray leaves sockets and processes to the system
+pytest.importorskip("ray")
+
+Identical = Callable[[Path, Path], bool]
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """What a job sees on a node."""
+
+    values: torch.Tensor
+    diary: Path
+    deaths: int = 0
+    name: str = "look"
+
+    def run(self, federation: Any, runner: Any) -> tuple[float, int, int]:  # noqa: ARG002
+        died = self.diary.stat().st_size if self.diary.exists() else 0
+        if died < self.deaths:
+            with self.diary.open("a") as file:
+                file.write("x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.deaths < 0:
+            raise ValueError("three is not four")
+        return float(self.values.sum()), torch.get_num_threads(), os.getpid()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # Ray's workers give way to others
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 2, "object_store_memory": 100 * 2**20}
+    nodes = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    nodes.add_node(**node)
+    nodes.add_node(**node)
+    yield nodes
+    nodes.shutdown()
+
+
+@pytest.fixture(scope="module")
+def pool(cluster: Any) -> Iterator[RayPool]:
+    with RayPool(3, cluster.address) as workers:
+        yield workers
+
+
+@pytest.fixture
+def larger(small: Recipe) -> Recipe:
+    """A model that is an object of its own."""
+    recipe = override_recipe(small, ["training.rounds=2", "model.hidden=[150, 150]"])
+    assert SHARED_BYTES < 4 * 150 * 150
+    return recipe
+
+
+def test_a_run_has_the_bits_of_worker_processes(
+    tmp_path: Path, pool: RayPool, larger: Recipe, identical: Identical
+) -> None:
+    folders = [run_folder.create(tmp_path / name, larger, "fedbe+scaffold", 0, "float32") for name in ("ray", "here")]
+    assert loop.execute(folders[0], pool, Callback())
+    with ProcessPool(1) as here:
+        assert loop.execute(folders[1], here, Callback())
+    assert identical(*folders)
+    assert run_folder.read_rounds(folders[0])[0]["memory_mb"]["train"] > 100
+
+
+def test_jobs_keep_their_order_and_survive_their_actor(tmp_path: Path, pool: RayPool, small: Recipe) -> None:
+    pool.configure(prepare(small, 0), Plan())
+    large = torch.arange(30_000.0)
+    jobs = [Look(large, tmp_path / "none") for _ in range(4)]
+    jobs += [Look(torch.ones(2), tmp_path / "twice", deaths=2), Look(large, tmp_path / "none", deaths=-1)]
+    *same, twice, raised = pool.map(jobs)
+    assert all(isinstance(outcome, Done) and outcome.value[:2] == (float(large.sum()), 1) for outcome in same)
+    assert isinstance(twice, Done)
+    assert twice.value[0] == 2.0
+    assert raised == Failed("ValueError: three is not four")
+    (lost,) = pool.map([Look(large, tmp_path / "always", deaths=9)])
+    assert isinstance(lost, Lost)
+    assert "died or hung 3 times" in lost.reason
+    with pytest.raises(Stopped):
+        list(pool.map(jobs, should_stop=lambda: True))
+
+
+def test_a_node_is_lost_in_the_middle_of_a_round(
+    tmp_path: Path, cluster: Any, pool: RayPool, larger: Recipe, identical: Identical
+) -> None:
+    slow = override_recipe(larger, ["training.epochs=20"])
+    folders = [run_folder.create(tmp_path / name, slow, "fedavg", 0, "float32") for name in ("lost", "whole")]
+    lost = next(node for node in cluster.worker_nodes)
+
+    class LoseNode(Callback):
+        killed = False
+
+        def phase(self, round: int, phase: str, done: int, total: int) -> None:  # noqa: ARG002
+            if (round, phase, done) == (2, "clients", 1) and not self.killed:
+                self.killed = True
+                cluster.remove_node(lost, allow_graceful=False)
+
+    callback = LoseNode()
+    assert loop.execute(folders[0], pool, callback)
+    assert callback.killed
+    with ProcessPool(1) as here:
+        assert loop.execute(folders[1], here, Callback())
+    assert identical(*folders)
+
+
+def test_whole_runs_on_the_cluster(tmp_path: Path, pool: RayPool, small: Recipe, identical: Identical) -> None:
+    folders = [run_folder.create(tmp_path / f"{name}", small, "fedavg", 0, "float32") for name in ("ray", "here")]
+    assert execute_runs([RunJob(folders[0])], pool, Callback(), lambda: False, whole=True)
+    with make_executor(0) as here:
+        assert loop.execute(folders[1], here, Callback())
+    assert identical(*folders)
+
+
+def test_a_killed_driver_loses_nothing(tmp_path: Path, cluster: Any, small: Recipe, identical: Identical) -> None:
+    slow = override_recipe(small, ["training.epochs=20", "training.rounds=6"])
+    folders = [run_folder.create(tmp_path / name, slow, "fedavg", 0, "float32") for name in ("killed", "whole")]
+    command = [sys.executable, "-m", "fedbe", "resume", str(folders[0]), "-q", "--executor", "ray"]
+    with subprocess.Popen([*command, "--address", cluster.address, "--workers", "1"]) as driver:
+        until = time.monotonic() + 300
+        while not run_folder.read_rounds(folders[0]):
+            assert time.monotonic() < until
+            assert driver.poll() is None
+            time.sleep(0.05)
+        driver.kill()
+    assert run_folder.rounds_left(folders[0])
+    with make_executor(0) as here:
+        assert loop.execute(folders[0], here, Callback())
+        assert loop.execute(folders[1], here, Callback())
+    assert identical(*folders)
+
+
+def test_a_worker_that_fits_nowhere_is_one_sentence(cluster: Any, pool: RayPool) -> None:  # noqa: ARG001 (connects)
+    with pytest.raises(RunError, match="a worker needs 1 CPUs and 1 GPUs, but the Ray cluster has"):
+        RayPool(address=cluster.address, num_gpus=1)
+
+
+def test_without_a_cluster_there_is_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedbe", "run", "--executor", "ray", "--address", "127.0.0.1:1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 1
+    assert "cannot connect to the Ray cluster '127.0.0.1:1'" in done.stderr
+    assert "Traceback" not in done.stderr
