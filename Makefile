@@ -22,12 +22,13 @@ test-fast: $(VENV)/.dev    ## run the tests that are not slow, in less than two 
 chaos: $(VENV)/.dev    ## break runs, disks, files and replies on purpose, and count (takes half an hour)
 	@$(BIN)/python -m benchmarks.chaos $(ARGS)
 
-check: $(VENV)/.dev    ## check style, format, types, imports and dependencies; changes nothing
+check: $(VENV)/.dev    ## check style, format, types, imports, dependencies and licences; changes nothing
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(BIN)/deptry src
+	@$(BIN)/python -m benchmarks.licences
 
 format: $(VENV)/.dev    ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix .

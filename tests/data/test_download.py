@@ -3,6 +3,7 @@ import hashlib
 import http.server
 import io
 import re
+import shutil
 import tarfile
 import threading
 from dataclasses import replace
@@ -155,6 +156,27 @@ def test_an_archive_is_checked_unpacked_and_loaded(tmp_path, server, monkeypatch
     asked = len(server.asked)
     assert download.download_dataset("cifar10", tmp_path / "home") == path
     assert len(server.asked) == asked  # a correct data set is not downloaded again
+
+
+def test_local_files_are_checked_whenever_they_are_loaded(tmp_path, server, monkeypatch, cifar_binary):
+    files = small_cifar(tmp_path, cifar_binary)
+    archive = tar_of(files)
+    made(server, monkeypatch, "cifar10", files, "cifar-10-binary.tar.gz", archive)
+    home = tmp_path / "home"
+    path = download.download_dataset("cifar10", home) / "data_batch_3.bin"
+    assert len(load_task("cifar10", root=home).train) == 20
+    flipped = bytearray(path.read_bytes())
+    flipped[1000] ^= 1
+    path.write_bytes(flipped)
+    with pytest.raises(DataError, match=r"data_batch_3.bin is damaged or not the official cifar10: .*data get cifar10"):
+        load_task("cifar10", root=home)
+    assert len(load_task(f"cifar10:{path.parent}").train) == 20  # at the user's own word
+    shutil.rmtree(path.parent)
+    (home / "cifar-10-binary.tar.gz").write_bytes(archive)
+    assert len(load_task("cifar10", root=home).train) == 20
+    (home / "cifar-10-binary.tar.gz").write_bytes(tar_of({**files, "data_batch_3.bin": bytes(flipped)}))
+    with pytest.raises(DataError, match=r"binary.tar.gz is damaged or not the official"):
+        load_task("cifar10", root=home)
 
 
 def test_an_archive_that_is_read_directly_is_kept(tmp_path, server, monkeypatch):

@@ -391,6 +391,16 @@ def test_a_truncated_last_line_is_ignored(tmp_path: Path) -> None:
         assert run_folder.read_rounds(tmp_path) == [{"round": 1}]
 
 
+def test_a_last_line_whose_beginning_was_not_yet_on_the_disk_is_ignored(tmp_path: Path) -> None:
+    whole = b'{"round": 1}\n'
+    for torn in (b'\0\0\0\0\0\0 2, "test": {}}\n', b'{"round": 2, "se\0\0\0\0"}\n', b"\0" * 700):
+        (tmp_path / "rounds.jsonl").write_bytes(whole + torn)
+        assert run_folder.read_rounds(tmp_path) == [{"round": 1}]
+    (tmp_path / "rounds.jsonl").write_bytes(whole + b"\0\0\0\n" + whole)
+    with pytest.raises(RunError, match=r"line 2 of .* is damaged"):
+        run_folder.read_rounds(tmp_path)
+
+
 @pytest.mark.parametrize("line", [b"{oops", b"1", b"{}", b"\xff\xfe"])
 def test_a_damaged_line_is_an_error(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "rounds.jsonl"

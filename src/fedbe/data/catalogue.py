@@ -4,6 +4,7 @@ The hashes are SHA-256. The hashes of archives are published with them. The hash
 files that match the official MD5 sums.
 """
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -169,6 +170,24 @@ def local_path(name: str, root: Path | None = None) -> Path | None:
     """The directory or archive of the data set `name` under the data directory, or None if it is not there."""
     paths = [data_root(root) / path for path in DATASETS[name].paths]
     return next((path for path in paths if path.exists()), None)
+
+
+def check_official(name: str, path: Path) -> None:
+    """Compare the files at `path` with the SHA-256 that the catalogue has for them; others are not checked.
+
+    Raises:
+        DataError: if a file has another hash: it is damaged, or not the official one.
+    """
+    info = DATASETS[name]
+    known = [(path, remote.sha256) for remote in info.remotes if remote.file == path.name]
+    if path.is_dir():
+        known = [(path / file, sha256) for file, sha256 in {**info.file_hashes, **info.plain_hashes}.items()]
+    for file, sha256 in known:
+        if file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
+            raise DataError(
+                f"{file} is damaged or not the official {name}: move {path} away and run `fedbe data get {name}`, or "
+                f"read it as it is with `{name}:{path}`"
+            )
 
 
 def require_local_path(name: str, root: Path | None = None) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedbe.core import plugins, random
 from fedbe.data import adapters, embedded
-from fedbe.data.catalogue import DATASETS, require_local_path
+from fedbe.data.catalogue import DATASETS, check_official, require_local_path
 from fedbe.data.dataset import Dataset, Task
 from fedbe.data.readers import tables
 from fedbe.data.splits import remaining, stratified, uniform
@@ -81,7 +81,9 @@ def _from_text(source: str | PathLike[str], root: Path | None, seed: int) -> Dat
     if text == "swissroll":
         return embedded.swissroll(seed)
     if text in DATASETS:
-        return _read(text, require_local_path(text, root))
+        path = require_local_path(text, root)
+        check_official(text, path)
+        return _read(text, path)
     kind, colon, rest = text.partition(":")
     if colon and rest and kind in {*FILE_KINDS, *DATASETS}:
         return _from_path(kind, Path(rest))

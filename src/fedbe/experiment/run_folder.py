@@ -153,7 +153,10 @@ def read_task(folder: Path) -> Task:
 
 
 def read_rounds(folder: Path) -> list[Record]:
-    """Read the lines of rounds.jsonl, in order. A last line that a crash cut off is left out."""
+    """Read the lines of rounds.jsonl, in order.
+
+    A last line that a crash cut off is left out; also one with zeros, where the disk had not yet written its beginning.
+    """
     path = folder / ROUNDS_FILE
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     records: list[Record] = []
@@ -165,7 +168,7 @@ def read_rounds(folder: Path) -> list[Record]:
             _check_record(record)
             records.append(record)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if number == len(lines) and not line.endswith(b"\n"):
+            if number == len(lines) and (not line.endswith(b"\n") or b"\0" in line):
                 break
             raise RunError(f"line {number} of {path} is damaged: restore the file, or start a new run") from error
     return records

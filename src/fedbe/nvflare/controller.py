@@ -132,6 +132,8 @@ class MethodController(BaseFedAvg):
         assert info is not None, "`aggregate` sets it"
         for one in (*unreadable, *info.set_aside):
             self.warning(f"round {number}: client {one.client_id} is set aside: {one.reason}")
+        for capped in info.capped:
+            self.warning(f"round {number}: {capped} (max_share)")
         by_client = {update.client_id: update for update in updates}
         self._remember({client: by_client[client].extras for client in info.clients})
         metrics = _average_metrics({c: (by_client[c].num_examples, results[str(c)].metrics) for c in info.clients})

@@ -9,6 +9,8 @@ from fedbe.data import load_task
 from fedbe.data.readers.cifar import CLASSES
 from fedbe.errors import DataError
 
+pytestmark = pytest.mark.usefixtures("unofficial")
+
 STEMS = {"cifar10": ("cifar-10-batches-bin", "data_batch_1"), "cifar100": ("cifar-100-binary", "train")}
 
 

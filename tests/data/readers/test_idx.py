@@ -6,6 +6,8 @@ import pytest
 from fedbe.data import load_task
 from fedbe.errors import DataError
 
+pytestmark = pytest.mark.usefixtures("unofficial")
+
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])

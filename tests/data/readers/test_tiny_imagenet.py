@@ -7,6 +7,8 @@ from PIL import Image
 from fedbe.data import load_task
 from fedbe.errors import DataError
 
+pytestmark = pytest.mark.usefixtures("unofficial")
+
 
 def assert_right(task):
     assert task.train.classes == ("blue thing, azure", "red thing")  # sorted by id: n01, n02
