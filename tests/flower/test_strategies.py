@@ -223,9 +223,9 @@ def test_a_reply_of_very_many_arrays_does_not_stall_the_server(local_grid, tmp_p
 
     ours = FedAvg(model=Net, folder=tmp_path, **QUIET)
     grid = local_grid(plain_app(), 4, breaking(many))
-    begin = time.perf_counter()
+    begin = time.process_time()
     ours.start(grid, arrays(), 1)
-    assert time.perf_counter() - begin < 30  # with `clear` 90 s on an idle machine
+    assert time.process_time() - begin < 30  # with `clear` 90 s
     ((reason,),) = (aside.values() for aside in reasons_of(tmp_path))
     assert "'0.weight' is missing" in reason
 
