@@ -43,7 +43,7 @@ NOT_RUN = {
     "fedbe flower down": "as certs",
     "fedbe run cifar10-step --executor ray": "tests/experiment/test_ray_pool.py runs a driver on a cluster",
     "fedbe reproduce --list": "measures the speed of every network; tests/reproduce/test_reproduce.py runs it",
-    "fedbe reproduce table1 --scale paper --seeds 3": "writes into results/; tests/reproduce/test_results.py makes the same table",
+    "fedbe reproduce table1 --scale paper --seeds 3": "writes into results/; tests/reproduce/test_results.py checks it",
 }
 NAMES = {"fedbe flower", "fedbe predict", "fedbe evaluate", "fedbe resume"}  # of commands, in a sentence
 WORDS = {
