@@ -28,23 +28,22 @@ def doctor() -> None:
 def _findings() -> list[tuple[str, str]]:
     import platform
 
-    import torch
-
     from fedbe.core.compute import cores, cpu_flags, resolve_precision
+    from fedbe.core.devices import ACCELERATORS, default_workers, describe_device, list_devices, resolve_device
     from fedbe.data.catalogue import DATASETS, data_root, local_path
 
     features = [feature for feature in CPU_FEATURES if feature in cpu_flags()]
-    devices = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    devices += ["mps"] if torch.backends.mps.is_available() else []
+    devices = [describe_device(name) for kind in ("cpu", *ACCELERATORS) for name in list_devices(kind)]
+    chosen = resolve_device("auto")
     here = [name for name, info in DATASETS.items() if info.read is None or local_path(name)]
     return [
         ("fedbe", version("fedbe")),
         ("Python", f"{platform.python_version()} on {platform.platform()}"),
         *((name, version(name)) for name in ("torch", "numpy")),
         ("processor", f"{platform.machine()} with {', '.join(features) or 'no known vector unit'}"),
-        ("devices", f"{', '.join(devices)} (the simulator uses cpu)"),
-        ("precision", f"{resolve_precision('auto')} (--precision auto)"),
-        ("workers", f"{cores()} (default of --workers)"),
+        ("devices", f"{', '.join(devices)} (--device auto: {chosen})"),
+        ("precision", f"{resolve_precision('auto', chosen)} (--precision auto)"),
+        ("workers", f"{default_workers(chosen, cores())} (default of --workers)"),
         ("data", f"{', '.join(here)} (in {data_root()})"),
         *(
             (f"extra {extra}", _installed(names) or f"missing: pip install 'fedbe[{extra}]'")

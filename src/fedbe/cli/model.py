@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 
 from fedbe.cli.console import err, out
-from fedbe.cli.options import RunFolder, Trust
+from fedbe.cli.options import Device, RunFolder, Trust, choose_device
 from fedbe.errors import DataError, RunError
 
 
 def evaluate(
     run: RunFolder,
     data: Annotated[str | None, typer.Option(help="A data source; default: the run's.")] = None,
+    device: Device = "auto",
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Measure the final model of a run on test data."""
@@ -26,7 +27,7 @@ def evaluate(
     if comparison.is_comparison(run):
         names = ", ".join(str(path) for path in comparison.cells(run))
         raise RunError(f"{run} is a comparison; evaluate one of its runs: {names}")
-    model = saved_model.load_trained_model(run)
+    model = saved_model.load_trained_model(run, choose_device(device))
     test = load_task(data or read_recipe(run).data.source).test
     if test.classes != model.classes:
         raise DataError(f"the model was trained on {len(model.classes)} classes; {test.name} has other classes")
@@ -39,6 +40,7 @@ def predict(
     run: RunFolder,
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders with images at any depth.")],
     form: Annotated[str, typer.Option("--format", help="text, csv or json: one line for each image.")] = "text",
+    device: Device = "auto",
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Classify images with the final model of a run. A file that cannot be read is reported and skipped."""
@@ -46,7 +48,7 @@ def predict(
     from fedbe.experiment import saved_model
 
     check_option("format", form, FORMATS)
-    model = saved_model.load_trained_model(run)
+    model = saved_model.load_trained_model(run, choose_device(device))
     saved_model.check_takes_images(model.spec.shape)
     files, failed = _image_files(images), 0
     for line in FORMATS[form]([], ()):  # the head of a CSV

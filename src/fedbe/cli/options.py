@@ -1,11 +1,12 @@
 """Options and arguments that several commands share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedbe.cli.console import err
 from fedbe.experiment.executors import make_executor
 from fedbe.experiment.executors.forkserver import warm_up
 
@@ -20,7 +21,9 @@ Overrides = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(min=0, help="Worker processes; default: one per core. 0: in this process, for debugging."),
+    typer.Option(
+        min=0, help="Worker processes; default: one per core, four per accelerator. 0: in this process, for debugging."
+    ),
 ]
 ExecutorKind = Annotated[
     str, typer.Option("--executor", help="Where the workers are: processes (this machine) or ray (a Ray cluster).")
@@ -35,7 +38,9 @@ Spread = Annotated[
         "auto (runs, if there are enough)."
     ),
 ]
-Precision = Annotated[str, typer.Option(help="float32, bfloat16, or auto (bfloat16 if the processor supports it).")]
+Precision = Annotated[str, typer.Option(help="float32, bfloat16, or auto (bfloat16 if the device supports it).")]
+DEVICE_HELP = "cpu, cuda, cuda:0,1 (workers take them in turn), mps, or auto (an accelerator if torch sees one)."
+Device = Annotated[str, typer.Option(help=DEVICE_HELP)]
 RunsFolder = Annotated[Path, typer.Option(help="The folder for results.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
 
@@ -77,3 +82,24 @@ class Workplace:
     def make_executor(self) -> "Executor":
         """The executor of these options."""
         return make_executor(self.workers, self.kind, self.address)
+
+    def on(self, device: str) -> "Workplace":
+        """These options for runs on a device: an accelerator gets a few workers, and the clients of one run."""
+        if device == "cpu":
+            return self
+        from fedbe.core.compute import cores
+        from fedbe.core.devices import default_workers
+
+        given = self.workers is not None or self.kind != "processes"
+        workers = self.workers if given else default_workers(device, cores())
+        return replace(self, workers=workers, spread="clients" if self.spread == "auto" else self.spread)
+
+
+def choose_device(text: str, quiet: bool = False) -> str:
+    """The device that an option means on this machine. An accelerator that "auto" chose is named on stderr."""
+    from fedbe.core.devices import describe_device, resolve_device
+
+    device = resolve_device(text)
+    if text == "auto" and device != "cpu" and not quiet:
+        err.print(f"device: {describe_device(device)}; another one: --device", highlight=False)
+    return device

@@ -1,5 +1,6 @@
 """`fedbe reproduce`: one command for each table and figure of the paper."""
 
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,18 @@ from rich.text import Text
 
 from fedbe.cli.console import err, out
 from fedbe.cli.interrupt import interruptible
-from fedbe.cli.options import Address, ExecutorKind, Precision, Quiet, RunsFolder, Spread, Workers, Workplace
+from fedbe.cli.options import (
+    Address,
+    Device,
+    ExecutorKind,
+    Precision,
+    Quiet,
+    RunsFolder,
+    Spread,
+    Workers,
+    Workplace,
+    choose_device,
+)
 from fedbe.core.files import make_folder
 from fedbe.errors import RunError
 
@@ -18,10 +30,16 @@ if TYPE_CHECKING:
     from fedbe.reproduce.study import Cell, Study
     from fedbe.reproduce.study_runner import StudyPlan
 
+DEFAULT_SCALE = "cpu"
+ASK_SECONDS = 3600.0
+
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="A study that --list shows.")] = None,
-    scale: Annotated[str, typer.Option(help="smoke (seconds, embedded data), cpu (reduced), paper (exact).")] = "cpu",
+    scale: Annotated[
+        str | None,
+        typer.Option(help="smoke (seconds, embedded data), cpu (reduced; the default), paper (exact)."),
+    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="The number of seeds; default: the scale's.")] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="VALUE", help="Run only cells with this value, e.g. step or fedbe.")
@@ -36,36 +54,47 @@ def reproduce(
     executor: ExecutorKind = "processes",
     address: Address = None,
     spread: Spread = "auto",
+    device: Device = "auto",
     precision: Precision = "auto",
     runs: RunsFolder = Path("runs"),
     quiet: Quiet = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Start hours of work without asking.")] = False,
 ) -> None:
     """Run a table or figure of the paper, and show our numbers next to the paper's.
 
-    Finished runs are not run again.
+    Finished runs are not run again. Without --scale the cost is shown first, and hours of work are asked about.
     """
     if show_list or name is None:
-        _list_studies()
+        _list_studies(choose_device(device, quiet=True))
         return
     from fedbe.reproduce.study import load_study, parse_scale
 
-    chosen = parse_scale(scale)
+    chosen = parse_scale(scale or DEFAULT_SCALE)
     where = Workplace(workers, executor, address, spread)
     if train:
         where.warm_up()
     from fedbe.core.compute import resolve_precision
+    from fedbe.experiment import run_folder
     from fedbe.reproduce import table
     from fedbe.reproduce.study_runner import check_runs, plan_study
 
     study = load_study(name).with_changes(changes or ())
     root = runs / f"reproduce-{name}-{chosen}"
     plan = plan_study(study, chosen, root, seeds=seeds, values=only or (), train=train)
-    precision = resolve_precision(precision)
+    chosen_device = choose_device(device, quiet)
+    precision = resolve_precision(precision, chosen_device)
     check_runs(plan.shown, precision)  # the table also shows runs that were not selected now
     if not train and not root.is_dir():
         raise RunError(f"{root} does not exist: leave out --no-train, or choose another folder with --runs")
+    if scale is None and plan.selected:
+        _show_cost(plan, chosen_device, yes)
     make_folder(root)
-    finished, missing, charts = _train_and_analyse(study, plan, where, precision, quiet)
+    for run in plan.selected if device != "auto" else ():
+        if run.exists:
+            run_folder.move_to_device(run.folder, chosen_device)
+    finished, missing, charts = _train_and_analyse(
+        study, plan, where.on(chosen_device), precision, chosen_device, quiet
+    )
     path, pictures = table.write(study, chosen, plan.runs, missing, root, charts)
     if not finished:
         err.print("stopped, nothing is lost; the same command continues")
@@ -77,7 +106,7 @@ def reproduce(
 
 
 def _train_and_analyse(
-    study: "Study", plan: "StudyPlan", where: Workplace, precision: str, quiet: bool
+    study: "Study", plan: "StudyPlan", where: Workplace, precision: str, device: str, quiet: bool
 ) -> "tuple[bool, dict[Cell, str], list[Chart]]":
     """Returns whether all is finished, the reasons why cells have no number, and the charts of the analysis."""
     from fedbe.experiment.callbacks import progress_callback
@@ -86,7 +115,7 @@ def _train_and_analyse(
     from fedbe.reproduce.study_runner import plan_jobs, run_study
 
     finished = True
-    jobs, missing = plan_jobs(plan.selected, precision)
+    jobs, missing = plan_jobs(plan.selected, precision, device)
     with interruptible() as interrupted, where.make_executor() if plan.selected else nullcontext() as executor:
         if executor:
             whole = spread_runs(where.spread, jobs, executor)
@@ -102,7 +131,36 @@ def _train_and_analyse(
     return finished and analysed, {**not_analysed, **missing}, charts
 
 
-def _list_studies() -> None:
+def _show_cost(plan: "StudyPlan", device: str, yes: bool) -> None:
+    """Say how long the runs will take; ask before hours of work, or refuse them where nobody can answer."""
+    from fedbe.reproduce import cost
+
+    with err.status("measuring this machine"):
+        seconds = cost.seconds_left(plan.selected, device)
+    text = f"the runs that are left take about {_duration(seconds)} on {device} ({_busy() or 'measured now'})"
+    if yes or seconds < ASK_SECONDS:
+        err.print(text)
+    elif not can_ask():
+        raise RunError(f"{text}: start them with --yes, or choose less with --scale smoke, --only or --seeds")
+    elif not typer.confirm(f"{text}. Start them?", err=True):
+        raise typer.Exit(1)
+
+
+def can_ask() -> bool:
+    """Whether somebody sits in front of this command."""
+    return sys.stdin.isatty()
+
+
+def _busy() -> str:
+    """A remark if other programs use this machine, so that measured times are too long."""
+    from fedbe.core.compute import cores
+    from fedbe.reproduce import cost
+
+    load = cost.busy_cores()
+    return "" if load is None else f"measured while the machine is busy, load {load:.1f} on {cores()} cores: too high"
+
+
+def _list_studies(device: str) -> None:
     """Print a line of costs for each study and its title below it, within 80 columns."""
     from fedbe.reproduce import cost
     from fedbe.reproduce.study import SCALES, available_studies, load_study
@@ -112,8 +170,9 @@ def _list_studies() -> None:
         # Roughly the paper's order: tables, the appendix's tables, figures.
         for name in sorted(available_studies(), key=lambda n: (not n.startswith("table"), n.startswith("fig"), n)):
             study = load_study(name)
-            smoke, cpu, paper = (_duration(cost.seconds(study, scale)) for scale in SCALES)
-            rows.append((name, smoke, cpu, _duration(max(cost.seconds_by_column(study, "cpu").values())), paper))
+            smoke, cpu, paper = (_duration(cost.seconds(study, scale, device)) for scale in SCALES)
+            column = max(cost.seconds_by_column(study, "cpu", device).values())
+            rows.append((name, smoke, cpu, _duration(column), paper))
             titles.append(study.title)
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row, title in zip(rows, titles, strict=True):
@@ -121,7 +180,8 @@ def _list_studies() -> None:
         out.print(Text.assemble((first, "bold"), f"  {'  '.join(rest).rstrip()}"))
         if title:
             out.print(f"  {title}")
-    out.print("\nEstimates for all cells and seeds on this machine, in float32, measured now.")
+    out.print(f"\nEstimates for all cells and seeds on this machine ({device}), in float32,")
+    out.print(f"{_busy() or 'measured now'}.")
     out.print("`cpu, a column` is the most expensive column with one seed. The table that")
     out.print("`fedbe reproduce NAME --scale SCALE` writes says what the scale changes.")
 

@@ -11,7 +11,9 @@ from rich.text import Text
 from fedbe.cli.console import err, out, plain_table
 from fedbe.cli.interrupt import interruptible
 from fedbe.cli.options import (
+    DEVICE_HELP,
     Address,
+    Device,
     ExecutorKind,
     Overrides,
     Precision,
@@ -23,6 +25,7 @@ from fedbe.cli.options import (
     Trust,
     Workers,
     Workplace,
+    choose_device,
 )
 from fedbe.errors import SettingError
 
@@ -43,6 +46,7 @@ def run(
     workers: Workers = None,
     executor: ExecutorKind = "processes",
     address: Address = None,
+    device: Device = "auto",
     precision: Precision = "auto",
     name: Name = None,
     runs: RunsFolder = Path("runs"),
@@ -60,7 +64,8 @@ def run(
     settings = load_recipe(recipe, changes or ())
     method = method or settings.method
     folder = _result_folder(runs, name, f"{settings.name}-{method}-seed{seed}")
-    run_folder.create(folder, settings, method, seed, resolve_precision(precision))
+    chosen = choose_device(device, quiet)
+    run_folder.create(folder, settings, method, seed, resolve_precision(precision, chosen), chosen)
     with run_folder.discard_on_error(folder):
         _train(folder, where, quiet, track or ())
 
@@ -76,6 +81,7 @@ def compare(
     executor: ExecutorKind = "processes",
     address: Address = None,
     spread: Spread = "auto",
+    device: Device = "auto",
     precision: Precision = "auto",
     name: Name = None,
     runs: RunsFolder = Path("runs"),
@@ -92,13 +98,15 @@ def compare(
 
     settings = load_recipe(recipe, changes or ())
     names = [method.strip() for method in methods.split(",") if method.strip()]
-    same = comparison.find_same(runs, settings, names, range(seeds), resolve_precision(precision)) if not name else None
+    chosen = choose_device(device, quiet)
+    precision = resolve_precision(precision, chosen)
+    same = comparison.find_same(runs, settings, names, range(seeds), precision) if not name else None
     if same is not None:
         err.print(f"{same} has the same settings; showing it. For a new comparison give it a --name.")
-        _train(same, where, quiet, track or ())
+        _train(same, where, quiet, track or (), None if device == "auto" else chosen)
         return
     folder = _result_folder(runs, name, f"{settings.name}-compare")
-    comparison.create(folder, settings, names, range(seeds), resolve_precision(precision))
+    comparison.create(folder, settings, names, range(seeds), precision, chosen)
     with run_folder.discard_on_error(folder):
         _train(folder, where, quiet, track or ())
 
@@ -109,14 +117,15 @@ def resume(
     executor: ExecutorKind = "processes",
     address: Address = None,
     spread: Spread = "auto",
+    device: Annotated[str | None, typer.Option(help=f"{DEVICE_HELP} Default: the run's.")] = None,
     quiet: Quiet = False,
     track: Track = None,
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
-    """Continue a stopped run or comparison; the result is the same to the last bit."""
+    """Continue a stopped run or comparison; on the same kind of device the result is the same to the last bit."""
     where = Workplace(workers, executor, address, spread)
     where.warm_up()
-    _train(run, where, quiet, track or ())
+    _train(run, where, quiet, track or (), None if device is None else choose_device(device, quiet))
 
 
 def _result_folder(runs: Path, name: str | None, default: str) -> Path:
@@ -131,13 +140,16 @@ def _result_folder(runs: Path, name: str | None, default: str) -> Path:
     return next(path for path in numbered if not path.exists())
 
 
-def _train(folder: Path, where: Workplace, quiet: bool, track: Sequence[str]) -> None:
-    """Train the unfinished runs of a run folder or a comparison, then show the result."""
+def _train(folder: Path, where: Workplace, quiet: bool, track: Sequence[str], device: str | None = None) -> None:
+    """Train the unfinished runs of a run folder or a comparison, by default on their device, then show the result."""
     from fedbe.experiment import comparison, run_folder
 
     compared = comparison.is_comparison(folder)
     run_folders = comparison.cells(folder) if compared else [folder]
     unfinished = [path for path in run_folders if not run_folder.is_done(path)]
+    if device is not None:
+        for path in unfinished:
+            run_folder.move_to_device(path, device)
     if unfinished and not _train_runs(unfinished, folder if compared else None, where, quiet, track):
         err.print(f"stopped, nothing is lost; continue with: fedbe resume {shlex.quote(str(folder))}")
         raise typer.Exit(130)
@@ -167,6 +179,7 @@ def _train_runs(
         for path in run_folders
     ]
     rounds = sum(run_folder.rounds_left(path) for path in run_folders)
+    where = where.on(run_folder.read_info(run_folders[0]).device)
     with interruptible() as interrupted, where.make_executor() as executor:
         whole = spread_runs(where.spread, jobs, executor)
         progress = progress_callback(rounds, quiet=quiet, console=err, at_once=executor.workers if whole else 1)

@@ -240,10 +240,15 @@ def mark_resumed(folder: Path, info: RunInfo, round: int) -> RunInfo:
 
 
 def move_to_device(folder: Path, device: str) -> None:
-    """Let an unfinished run continue on another device."""
+    """Let an unfinished run continue on another device.
+
+    Raises:
+        BusyError: Another process trains this run.
+    """
     info = read_info(folder)
-    if info.device != device:
-        write_json(folder / INFO_FILE, vars(replace(info, device=device)))
+    if info.finished is None and info.device != device:
+        with locked(folder):
+            write_json(folder / INFO_FILE, vars(replace(info, device=device)))
 
 
 def mark_finished(folder: Path, info: RunInfo) -> None:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from fedbe.algorithms.vote import Member, VoteRule, get_vote_rule, mean_vote
 from fedbe.core import plugins
+from fedbe.core.compute import Plan
+from fedbe.core.devices import CPU
 from fedbe.core.inputs import Batch, batches, map_batch
 from fedbe.core.metrics import Metrics, compute_metrics
 from fedbe.core.model_runner import call_module, plain_layout, select_logits
@@ -66,20 +68,21 @@ class TrainedModel:
 
     @torch.no_grad()
     def predict_proba(self, inputs: Batch) -> Tensor:
-        """Probabilities [N, classes, …] of raw inputs, in a form of `fedbe.data.Dataset`.
+        """Probabilities [N, classes, …] of raw inputs, in a form of `fedbe.data.Dataset`, on the host.
 
         Raises:
             DataError: The inputs have another shape than the model takes.
         """
         if isinstance(inputs, Tensor) and inputs.dtype == torch.int64 and is_shipped(self.spec.name):
             inputs = inputs.float()
-        loader = make_loader(inputs, mean=self.mean, std=self.std)
+        device = next(self.module.parameters()).device
+        loader = make_loader(inputs, mean=self.mean, std=self.std).placed(lambda tensor: tensor.to(device))
         if loader.shape != self.spec.shape:
             raise DataError(
                 f"the model takes inputs of shape {shape_text(self.spec.shape)}, got {shape_text(loader.shape)}"
             )
         parts = [self._logits(loader.batch(index)).softmax(1) for index in batches(len(loader), 250)]
-        return torch.cat(parts)
+        return torch.cat(parts).cpu()
 
     def _logits(self, batch: Batch) -> Tensor:
         # Not every module takes the loader's channels-last.
@@ -119,11 +122,16 @@ def save(folder: Path, members: Sequence[Member], layout: Layout, federation: Fe
     write_model(folder, header, tensors)
 
 
-def load_trained_model(folder: str | Path) -> TrainedModel:
+def load_trained_model(folder: str | Path, device: str = "cpu") -> TrainedModel:
     """Load the final model of a run, for raw inputs.
+
+    Args:
+        folder: The run folder.
+        device: Where the model computes; see `Plan`.
 
     Raises:
         RunError: The run has no final model, or the file does not fit the architecture.
+        SettingError: The device is not there.
 
     Example:
         load_trained_model("runs/NAME").predict_proba(images)
@@ -145,7 +153,7 @@ def load_trained_model(folder: str | Path) -> TrainedModel:
         problem = str(error).splitlines()[-1].strip()
         raise RunError(f"{path} does not fit '{spec.name}' as it is now: {problem}") from error
     return TrainedModel(
-        module=module,
+        module=module.to(Plan(device=device).compute_device(CPU)),
         spec=spec,
         classes=tuple(header["classes"]),
         mean=torch.tensor(header["mean"]),

@@ -1,13 +1,16 @@
-"""The time of a study on this machine: its work in training images, divided by a measured speed."""
+"""The time of a study on this machine and device: its work in training images, divided by a measured speed."""
 
 import json
+import os
 import time
+from collections.abc import Iterable
 from functools import cache
 
 import torch
 from torch.nn import functional
 
-from fedbe.core.compute import cores, one_thread
+from fedbe.core.compute import Plan, cores, one_thread
+from fedbe.core.devices import CPU
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.optim import SGD
 from fedbe.core.random import generator
@@ -15,6 +18,7 @@ from fedbe.experiment.federation import ModelSpec
 from fedbe.experiment.recipe import Recipe
 from fedbe.models import MODELS
 from fedbe.reproduce.study import Scale, Study
+from fedbe.reproduce.study_runner import StudyRun
 
 # Source -> training images, test images, shape, classes. An estimate must not load data.
 SIZES = {
@@ -26,15 +30,16 @@ SIZES = {
     "tiny-imagenet": (100_000, 10_000, (3, 64, 64), 200),
 }
 RERUNNING = ("triangle", "confidence")  # analyses that run the last round again
+BUSY_SHARE = 0.3  # of the cores: above it, measured speeds are clearly too low
 FORWARD_SHARE = 0.3  # the cost of a forward pass, as a share of a training step
 
 
-def seconds(study: Study, scale: Scale) -> float:
-    """The time of a whole study at a scale: all runs and seeds, on all cores."""
-    return study.limits(scale).seeds * sum(seconds_by_column(study, scale).values())
+def seconds(study: Study, scale: Scale, device: str = "cpu") -> float:
+    """The time of a whole study at a scale: all runs and seeds, on all cores or on the device."""
+    return study.limits(scale).seeds * sum(seconds_by_column(study, scale, device).values())
 
 
-def seconds_by_column(study: Study, scale: Scale) -> dict[str, float]:
+def seconds_by_column(study: Study, scale: Scale, device: str = "cpu") -> dict[str, float]:
     """The time of one seed, by the value of the columns.
 
     Work that cells share counts once, in the first cell: a run with several views, and the training of a first round.
@@ -47,12 +52,21 @@ def seconds_by_column(study: Study, scale: Scale) -> dict[str, float]:
     first_rounds: set[str] = set()
     for column, recipe in runs.values():
         first_round = _first_round_settings(recipe)
-        total = run_seconds(recipe, first_round_trained=first_round in first_rounds)
+        total = run_seconds(recipe, device, first_round_trained=first_round in first_rounds)
         if study.analysis in RERUNNING:
-            total += run_seconds(recipe) / recipe.training.rounds
+            total += run_seconds(recipe, device) / recipe.training.rounds
         by_column[column] = by_column.get(column, 0.0) + total
         first_rounds.add(first_round)
     return by_column
+
+
+def seconds_left(runs: Iterable[StudyRun], device: str = "cpu") -> float:
+    """The time of the rounds that are left of some runs. Cells that share a folder share its run."""
+    by_folder = {run.folder: run for run in runs}
+    return sum(
+        run_seconds(run.recipe, device) * run.rounds_left / run.recipe.rounds(run.recipe.method_for())
+        for run in by_folder.values()
+    )
 
 
 def _first_round_settings(recipe: Recipe) -> str:
@@ -61,7 +75,7 @@ def _first_round_settings(recipe: Recipe) -> str:
     return f"{method.one_round} {method.rules} {[part.model_dump_json() for part in parts]}"
 
 
-def run_seconds(recipe: Recipe, *, first_round_trained: bool = False) -> float:
+def run_seconds(recipe: Recipe, device: str = "cpu", *, first_round_trained: bool = False) -> float:
     """The time of one run: local training, the vote, the distillation, evaluation on test data.
 
     `first_round_trained`: another run has trained the clients of the first round already.
@@ -73,7 +87,7 @@ def run_seconds(recipe: Recipe, *, first_round_trained: bool = False) -> float:
     round_images = local_images + _server_images(recipe, cohort) + _evaluation_images(recipe, tests, cohort)
     total_images = recipe.rounds(method) * round_images - first_round_trained * local_images
     settings = json.dumps(recipe.model.settings())
-    return total_images / images_per_second(recipe.model.name, shape, classes, settings, training.batch_size)
+    return total_images / images_per_second(recipe.model.name, shape, classes, settings, training.batch_size, device)
 
 
 def _local_epochs(recipe: Recipe) -> float:
@@ -111,22 +125,36 @@ def _count_voters(members: str, samples: int, clients: int, past: int = 0) -> in
 
 
 @cache
-def images_per_second(name: str, shape: tuple[int, ...], classes: int, settings: str, batch_size: int) -> float:
-    """The training speed of a model on all cores: that of one thread, measured for a few steps, times the cores.
+def images_per_second(
+    name: str, shape: tuple[int, ...], classes: int, settings: str, batch_size: int, device: str = "cpu"
+) -> float:
+    """The training speed of a model, measured for a few steps: one thread times the cores, or one process on a device.
 
+    Several processes may get more out of a device; that is not known before.
     `shape` is the shape of one input. `settings` are the model's settings as JSON.
     """
     model_settings = json.loads(settings) if name in MODELS else {}
     with one_thread():
-        runner = ModelRunner(ModelSpec(name, classes, shape, model_settings).build(generator(0)))
+        runner = ModelRunner(ModelSpec(name, classes, shape, model_settings).build(generator(0)), Plan(device=device))
         runner.module.train()
         optimizer = SGD(runner, 0.9, 0.0)
-        inputs, labels = torch.randn(batch_size, *shape), torch.arange(batch_size) % classes
+        inputs = torch.randn(batch_size, *shape).to(runner.device)
+        labels = (torch.arange(batch_size) % classes).to(runner.device)
         steps, begin = 0, 0.0
         while steps < 3 or time.perf_counter() - begin < 0.3:
             optimizer.zero_grad()
-            functional.cross_entropy(runner.logits(inputs), labels).backward()  # type: ignore[no-untyped-call]
+            loss = functional.cross_entropy(runner.logits(inputs), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step(0.01)
+            if runner.device != CPU:
+                loss.item()  # waits for the device
             begin = begin or time.perf_counter()  # the first step is a warm-up
             steps += 1
-        return cores() * batch_size * (steps - 1) / (time.perf_counter() - begin)
+        processes = cores() if runner.device == CPU else 1
+        return processes * batch_size * (steps - 1) / (time.perf_counter() - begin)
+
+
+def busy_cores() -> float | None:
+    """How many cores other programs keep busy, by the system's load of the last minute; None if hardly any."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return load if load > BUSY_SHARE * cores() else None

@@ -101,7 +101,7 @@ def _count_seeds(root: Path) -> int:
     return max((int(seed) + 1 for seed in seeds if seed.isdecimal()), default=0)
 
 
-def plan_jobs(runs: Sequence[StudyRun], precision: str) -> tuple[list[RunJob], dict[Cell, str]]:
+def plan_jobs(runs: Sequence[StudyRun], precision: str, device: str = "cpu") -> tuple[list[RunJob], dict[Cell, str]]:
     """The jobs of the runs that are not finished, and the reasons why cells cannot run.
 
     Cells that share a folder share its job.
@@ -116,7 +116,7 @@ def plan_jobs(runs: Sequence[StudyRun], precision: str) -> tuple[list[RunJob], d
         if problem := _data_problem(run.recipe):
             missing[run.cell] = problem
         elif not run.exists or run_folder.read_info(run.folder).finished is None:
-            new = NewRun(run.recipe, run.recipe.method, run.seed, precision)
+            new = NewRun(run.recipe, run.recipe.method, run.seed, precision, device)
             jobs[run.folder] = RunJob(run.folder, new, run.first_round)
     return list(jobs.values()), missing
 
