@@ -1,27 +1,21 @@
 """Single-threaded worker processes: one reused model each, data in shared memory, jobs over a pipe.
 
-`worker_pool` says what happens when a process dies. Tensors travel as NumPy
-arrays, because torch would open a shared-memory file for each of them.
+`worker_pool` says what happens when a process dies, and `mailbox` how the tensors of jobs and results travel.
 """
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
-
-import numpy as np
-import torch
-import torch.multiprocessing  # teaches pipes to hand over tensors in shared memory
-from torch import Tensor
 
 from fedbe.core.compute import Plan
 from fedbe.errors import FedBEError, RunError
 from fedbe.experiment.executors.base import Job, Outcome
 from fedbe.experiment.executors.forkserver import start_method, warm_up
+from fedbe.experiment.executors.mailbox import MailboxPair
 from fedbe.experiment.executors.memory_usage import ProcessMemoryPeak
 from fedbe.experiment.executors.watchdog import HANG_SECONDS, Watchdog, start_beating
 from fedbe.experiment.executors.worker_pool import JobRunner, Worker, WorkerPool
@@ -36,10 +30,12 @@ class _Worker(Worker):
         context = multiprocessing.get_context(start_method())
         self.pipe, worker_pipe = context.Pipe()
         self.beat = context.RawValue("Q", 0)
-        arguments = (worker_pipe, self.beat)
+        self._mailboxes = MailboxPair.create()
+        arguments = (worker_pipe, self.beat, self._mailboxes)
         self.process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
         self.process.start()
         worker_pipe.close()
+        self._mailboxes.close_handle()
 
     def kill(self) -> None:
         """End the process at once; the pool then finds it dead."""
@@ -50,7 +46,7 @@ class _Worker(Worker):
             return self._send("setup", setup)
 
     def start(self, job: Job) -> bool:
-        return self._send("job", _to_arrays(job))
+        return self._send("job", self._mailboxes.jobs.put(job))
 
     def _send(self, kind: str, value: Any) -> bool:
         """Send a message; False if the process has died."""
@@ -62,7 +58,7 @@ class _Worker(Worker):
 
     def receive(self) -> Outcome | None:
         try:
-            outcome: Outcome = _to_tensors(self.pipe.recv())
+            outcome: Outcome = self._mailboxes.results.take(self.pipe.recv(), copy=True)
         except (EOFError, OSError):
             return None
         return outcome
@@ -134,7 +130,7 @@ def _system_limits() -> Iterator[None]:
         ) from error
 
 
-def _serve(pipe: Connection, beat: Any) -> None:
+def _serve(pipe: Connection, beat: Any, mailboxes: MailboxPair) -> None:
     """The main function of a worker process: run one job after the other until the pipe closes."""
     # Ctrl-C goes to every process of the terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -149,32 +145,6 @@ def _serve(pipe: Connection, beat: Any) -> None:
             runner.set_up(*value)
             continue
         try:
-            pipe.send(_to_arrays(runner.run(_to_tensors(value))))
+            pipe.send(mailboxes.results.put(runner.run(mailboxes.jobs.take(value, copy=False))))
         except OSError:  # the pool was closed meanwhile
             return
-
-
-def _converted(value: Any, convert: Callable[[Any], Any]) -> Any:
-    """The same dataclasses and dicts with every tensor or array converted."""
-    if isinstance(value, Tensor | np.ndarray):
-        return convert(value)
-    if isinstance(value, dict):
-        return {k: _converted(v, convert) for k, v in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        return _converted_fields(value, convert)
-    return value
-
-
-def _converted_fields(value: Any, convert: Callable[[Any], Any]) -> Any:
-    """The same dataclass with converted fields; fields that stay the same are not set again."""
-    before = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
-    after = {name: _converted(field, convert) for name, field in before.items()}
-    return replace(value, **{name: field for name, field in after.items() if field is not before[name]})
-
-
-def _to_arrays(value: Any) -> Any:
-    return _converted(value, lambda t: t.numpy() if isinstance(t, Tensor) else t)
-
-
-def _to_tensors(value: Any) -> Any:
-    return _converted(value, lambda a: torch.from_numpy(a) if isinstance(a, np.ndarray) else a)
