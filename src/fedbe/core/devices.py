@@ -122,4 +122,6 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     `Tensor.to` waits until a CUDA device has nothing left to do. Here the copy only joins the queue; that is safe from
     host memory to the device, and not the other way round.
     """
+    if tensor.device == device:
+        return tensor
     return tensor.to(device, non_blocking=device.type == "cuda" and tensor.device == CPU)
