@@ -536,13 +536,13 @@ def test_run_json_notes_what_changed_at_a_resume(
     assert not loop.execute(folder, pool, silent, should_stop=silent.rounds_ended(1))
     assert not loop.execute(folder, pool, silent, should_stop=lambda: True)
     assert run_folder.read_info(folder).made_with == began  # resumed where it was begun: nothing to say
-    monkeypatch.setattr(provenance, "made_with", lambda: began | {"machine": "another one"})
+    monkeypatch.setattr(provenance, "made_with", lambda _device: began | {"machine": "another one"})
     assert not loop.execute(folder, pool, silent, should_stop=silent.rounds_ended(1))
     assert loop.execute(folder, pool, silent)
     moved = f"{began['machine']}, from round 2 on another one"
     assert run_folder.read_info(folder).made_with == began | {"machine": moved}
     (folder / "model.safetensors").unlink()  # what only writes the model anew plays no round
-    monkeypatch.setattr(provenance, "made_with", lambda: began | {"machine": "a third"})
+    monkeypatch.setattr(provenance, "made_with", lambda _device: began | {"machine": "a third"})
     assert loop.execute(folder, pool, silent)
     assert run_folder.read_info(folder).made_with["machine"] == moved
 

@@ -367,7 +367,9 @@ def test_the_table_lists_what_a_scale_changes_and_leaves_out() -> None:
     assert sentences == ["Changed against the paper (cifar10-step): `training.epochs=2`, `training.rounds=20`."]
 
 
-def speed_of_two_idle_cores(name: str, shape: tuple[int, ...], _classes: int, settings: str, _batch: int) -> float:
+def speed_of_two_idle_cores(
+    name: str, shape: tuple[int, ...], _classes: int, settings: str, _batch: int, _device: str
+) -> float:
     """Training images a second: a quarter at 64 × 64 pixels, 1 / 1.6 with four more layers."""
     known = {"convnet": 3300.0, "resnet20": 550.0, "mlp": 60_000.0}
     return known[name] / (4 if shape[-1] == 64 else 1) / (1.6 if json.loads(settings).get("extra_layers") == 4 else 1)
