@@ -9,6 +9,7 @@ differed from the undisturbed one, something reported was lost, an error was raw
 
 import argparse
 import json
+import logging
 import random
 import sys
 import tempfile
@@ -34,6 +35,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # it has a line for every round and every client set aside
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         rows = _trials(options, Path(folder))

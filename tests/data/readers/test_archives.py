@@ -171,3 +171,13 @@ def test_another_file_is_an_error(tmp_path):
     path.write_text("hello")
     with pytest.raises(DataError, match="must be a directory, a zip or a tar archive"):
         read_files(path, is_bin)
+
+
+def test_a_member_without_a_name_is_refused(tmp_path):
+    path = tmp_path / "a.zip"
+    make_zip(path, {"QQ.bin": b"x"})
+    path.write_bytes(path.read_bytes().replace(b"QQ", b"\0Q"))  # a name ends at a zero
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist() == [""]
+    with pytest.raises(DataError, match="a member without a name"):
+        read_files(path, lambda _: True)

@@ -75,6 +75,8 @@ def checked_members(path: Path, archive: zipfile.ZipFile, limit: int = 0) -> lis
     budget, members = _Budget(path), archive.infolist()
     budget.limit = max(budget.limit, limit)
     for member in members:
+        if not member.filename:
+            raise DataError(f"{path} has a member without a name and is damaged; download it again")
         kind = member.external_attr >> 28  # the Unix file type; 0 if the zip has none
         budget.check(member.filename, member.file_size, plain=kind in (0, 4, 8))
     return members
