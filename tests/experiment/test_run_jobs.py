@@ -160,6 +160,10 @@ def test_auto_spreads_runs_if_there_are_enough_and_memory_allows(
     assert spread_runs("runs", jobs, Serial())
     with pytest.raises(SettingError, match="unknown spread 'run': did you mean"):
         spread_runs("run", jobs, pool)
+    with monkeypatch.context() as patch:  # as for convolutions
+        patch.setattr("fedbe.experiment.run_jobs.server_threads", lambda _: 2)
+        assert not spread_runs("auto", jobs, pool)
+        assert spread_runs("runs", jobs, pool)
     (tmp_path / "meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 2000000 kB\n")
     monkeypatch.setattr(memory_usage, "SYSTEM_MEMORY", tmp_path / "meminfo")
     assert not spread_runs("auto", jobs, pool)

@@ -15,7 +15,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from fedbe import data
-from fedbe.core.compute import Plan, one_thread
+from fedbe.core.compute import Plan, one_thread, server_threads
 from fedbe.core.inputs import tensors_of
 from fedbe.core.model_runner import ModelRunner, try_model
 from fedbe.data import Task
@@ -289,8 +289,9 @@ def spread_runs(spread: str, jobs: Sequence[RunJob], executor: Executor) -> bool
     """Whether workers get whole runs, rather than the clients of one run after the other.
 
     Args:
-        spread: "runs", "clients", or "auto": whole runs if the workers are two or more processes of this machine, and
-            there are at least as many runs, and memory for them. Workers on other machines may not see the folders.
+        spread: "runs", "clients", or "auto": whole runs if the workers are two or more processes of this machine, there
+            are at least as many runs, and memory for them, and each run needs one core. (A distillation with a thread
+            for each core suffers from others. Workers on other machines may not see the folders.)
         jobs: The runs that are not finished.
         executor: Where they will run.
 
@@ -302,26 +303,24 @@ def spread_runs(spread: str, jobs: Sequence[RunJob], executor: Executor) -> bool
     enough = isinstance(executor, ProcessPool) and 2 <= executor.workers <= len(jobs)
     if not jobs or spread == "clients" or (spread == "auto" and not enough):
         return False
-    needed_mb = _check_recipes([job.recipe for job in jobs])
-    return spread == "runs" or executor.workers * needed_mb < available_mb()
+    different = {f"{job.recipe.data!r} {job.recipe.split!r} {job.recipe.model!r}": job.recipe for job in jobs}
+    needed_mb, threads = map(max, zip(*(_check_recipe(recipe) for recipe in different.values()), strict=True))
+    return spread == "runs" or (threads == 1 and executor.workers * needed_mb < available_mb())
 
 
-def _check_recipes(recipes: Sequence[Recipe]) -> float:
-    """Try data and model of each recipe in this process, which checks what code it may run and shows warnings.
+def _check_recipe(recipe: Recipe) -> tuple[float, int]:
+    """Try data and model of a recipe in this process, which checks what code it may run and shows warnings.
 
     Returns:
-        About how much memory the largest run needs, in MB.
+        About how much memory a run needs, in MB, and how many threads its server uses.
     """
-    different = {f"{recipe.data!r} {recipe.split!r} {recipe.model!r}": recipe for recipe in recipes}
-    return max(_check_recipe(recipe) for recipe in different.values())
-
-
-def _check_recipe(recipe: Recipe) -> float:
     task = _load_task(recipe.data.source)
     federation = prepare(recipe, 0, task)
-    runner = ModelRunner(federation.build_model(), Plan())
+    module = federation.build_model()
+    runner = ModelRunner(module, Plan())
     try_model(runner, federation.test, "the data")
     cohort = recipe.training.clients_per_round or recipe.split.clients
     model = runner.layout.size * runner.layout.dtype.itemsize
     inputs = sum(tensor.nbytes for part in (task.train, task.test) for tensor in tensors_of(part.inputs))
-    return PROCESS_MB + (2 * inputs + 3 * cohort * model) / 2**20  # loading copies data; updates, members, checkpoint
+    # Loading copies data; updates, members and a checkpoint are models.
+    return PROCESS_MB + (2 * inputs + 3 * cohort * model) / 2**20, server_threads(module)
