@@ -67,6 +67,9 @@ def _with_header(content: bytes, old: bytes, new: bytes) -> bytes:
 
 
 DAMAGE = {
+    "name of the checksum, and the last byte flipped": lambda b: _flipped(
+        _with_header(b, b"sha256", b"sha25>"), len(b) - 1
+    ),
     "half": lambda b: b[: len(b) // 2],
     "nothing": lambda _: b"",
     "ones": lambda b: b"\xff" * len(b),

@@ -19,6 +19,7 @@ UNREADABLE = (
     OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, safetensors.SafetensorError
 )  # fmt: skip
 CHECKSUM = "sha256"
+DIGEST_LENGTH = 64  # hexadecimal digits
 
 
 def write_tensors(path: Path, header: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> None:
@@ -41,6 +42,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         header = dict(json.loads(file.metadata()["fedbe"]))
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     digest = header.pop(CHECKSUM, None)
+    if digest is None and any(isinstance(value, str) and len(value) == DIGEST_LENGTH for value in header.values()):
+        raise ValueError("the name of its checksum is damaged")
     if digest is not None and digest != _digest(header, tensors):
         raise ValueError("its content does not match its checksum")
     return header, tensors
