@@ -135,6 +135,15 @@ class TestRuns:
         assert "3 usable client updates, at least 4 needed" in records[0]["set_aside"][0]["reason"]
         assert records[0]["test"] == records[2]["test"]
 
+    def test_a_model_that_predicts_nan_is_not_kept(self, attacked: Callable[..., Path]) -> None:
+        """Finite weights of 1e25 overflow in the forward pass. A guard without limits admits them."""
+        limits = ("limits.max_change=1e30", "limits.max_norm_ratio=1e30")
+        folder = attacked("run", "fedavg", "sign-flip", "attack.strength=1e25", *limits)
+        records = run_folder.read_rounds(folder)
+        assert "predictions are NaN or infinite" in records[0]["set_aside"][0]["reason"]
+        assert [r["clients"] for r in records] == [[], [], []]
+        assert records[0]["test"] == records[2]["test"]
+
     def test_a_claim_counts_only_where_reports_do(self, attacked: Callable[..., Path]) -> None:
         claim = "attack.claim=1e15"
         accuracies = [

@@ -60,17 +60,21 @@ def run_round(
     seconds |= result.info.seconds
     memory["server"] = peak.mb()
 
-    record = _record(sim, number, cohort, result) | {"seconds": seconds}
+    tests: Record = {}
     if evaluation is not None:
         progress("evaluate", 0, 1)
         test_begin, peak = time.perf_counter(), sim.executor.memory_peak()
-        record["test"] = measure(sim, after.model, after.members).as_dict()
-        record |= evaluation.record
+        try:
+            tests["test"] = measure(sim, after.model, after.members).as_dict()
+        except AggregationError as error:  # the new model's predictions are not finite
+            result = _stopped_round(sim, state, error)
+            after = _next_state(state, cohort, result)
+            tests["test"] = measure(sim, after.model, after.members).as_dict()
+        tests |= evaluation.record
         seconds["test"] = time.perf_counter() - test_begin + evaluation.seconds
         memory["test"] = peak.mb()
     seconds["round"] = time.perf_counter() - begin
-    record["memory_mb"] = memory
-    return after, record
+    return after, _record(sim, number, cohort, result) | {"seconds": seconds} | tests | {"memory_mb": memory}
 
 
 def run_server_step(
@@ -108,10 +112,17 @@ def run_server_step(
             on_draft=on_draft,
         )
     except AggregationError as error:
-        if attacker is None:
-            raise
-        # The attackers have stopped the round. The server keeps its model, and the next round follows.
-        return StepResult(state.model, state.memory, StepInfo(), (), (SetAside(None, str(error)),))
+        return _stopped_round(sim, state, error)
+
+
+def _stopped_round(sim: Simulation, state: RunState, error: AggregationError) -> StepResult:
+    """Attackers have stopped the round: the server keeps its model, and the next round follows.
+
+    Without attackers the error is raised.
+    """
+    if sim.attacker is None:
+        raise error
+    return StepResult(state.model, state.memory, StepInfo(), (), (SetAside(None, str(error)),))
 
 
 def _next_state(state: RunState, cohort: TrainedCohort, result: StepResult) -> RunState:
