@@ -180,7 +180,7 @@ def test_a_comparison_trains_the_first_round_of_a_seed_once(
     small = ["training.rounds=2", "training.epochs=1", "settings.distill_epochs=1", "model.hidden=[8]"]
     changes = [word for change in small for word in ("--set", change)]
     told = ["compare", "--methods", "fedavg,fedbe,fedprox", "--seeds", "2", *changes, "--runs", str(tmp_path), "-q"]
-    result = CliRunner().invoke(app, told)
+    result = CliRunner().invoke(app, [*told, "--spread", "clients"])
     assert result.exit_code == 0, result.output
     assert [r for r, _ in trained_jobs].count(1) == 2 * 2 * 10  # FedProx's clients do something else
     assert [r for r, _ in trained_jobs].count(2) == 2 * 3 * 10

@@ -1,4 +1,7 @@
-"""Honest clients differ widely, and the guard never sets one aside: 10,000 random cohorts of really trained clients."""
+"""Honest clients differ widely, and the guard never sets one aside: 2,000 random cohorts of really trained clients.
+
+`python -m benchmarks.honest_clients` tries many more, in other settings.
+"""
 
 import random
 
@@ -15,7 +18,7 @@ from fedbe.core.model_runner import ModelRunner
 from fedbe.core.updates import Update
 
 CLASSES, DIMENSIONS = 10, 16
-COHORTS = 10_000
+COHORTS, CLIENTS = 2_000, 30
 LIMITS = Limits()
 
 
@@ -64,11 +67,11 @@ def test_no_honest_client_is_set_aside(norm, rounds, scale):
     start = runner.read()
     if rounds:
         start = _client(runner, start, 6, scale).state
-    bank = [_client(runner, start, i, scale) for i in range(60)]
+    bank = [_client(runner, start, i, scale) for i in range(CLIENTS)]
     meter = ChangeMeter(start, runner.layout, {})
     measured = [meter.measure(update) for update in bank]
     choose = random.Random(0)
-    cohorts = [choose.sample(range(60), choose.randint(2, 20)) for _ in range(COHORTS // 4 - 1)]
+    cohorts = [choose.sample(range(CLIENTS), choose.randint(2, 20)) for _ in range(COHORTS // 4 - 1)]
     for cohort in [list(range(7)), *cohorts]:
         chosen = [measured[i] for i in cohort]
         weights = cap_weights([m.update.num_examples for m in chosen], LIMITS.max_share)
