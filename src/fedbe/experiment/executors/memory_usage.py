@@ -44,7 +44,7 @@ def _free_in_group_mb() -> float:
     try:
         limit = int((MEMORY_GROUP / "memory.max").read_text())
         return (limit - int((MEMORY_GROUP / "memory.current").read_text())) / 2**20
-    except (OSError, ValueError):  # "max" is no limit
+    except (OSError, ValueError):  # "max" means that there is none
         return math.inf
 
 
