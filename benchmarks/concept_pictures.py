@@ -220,7 +220,7 @@ def distillation() -> None:
     axes.minorticks_off()
     axes.set_xlabel("epochs over 300 unlabeled images")
     axes.set_ylabel("test accuracy, %")
-    axes.legend(fontsize=9, frameon=False, loc="lower right")
+    axes.legend(fontsize=9, frameon=False, loc="center right")
     save(figure, "distillation")
 
 
