@@ -1,10 +1,12 @@
-"""python -m benchmarks [name …]: run the named benchmarks (`core`, `loader`, `round`), or all bench_*.py files."""
+"""python -m benchmarks [name …]: run the named benchmarks (`core`, `loader`, `round`), or all that take minutes."""
 
 import sys
 from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
+
+LONG = {"peers", "sizes"}  # half an hour and more; peers need environments of their own
 
 
 def main(names: list[str]) -> int:
@@ -15,7 +17,7 @@ def main(names: list[str]) -> int:
     if unknown:
         console.print(f"no benchmark '{unknown[0]}': choose from {', '.join(known)}")
         return 2
-    for name in names or known:
+    for name in names or [name for name in known if name not in LONG]:
         console.rule(name)
         import_module(f"benchmarks.bench_{name}").main()
     return 0

@@ -73,7 +73,12 @@ def ours(pool: ProcessPool, task: Task, model: str, precision: str, evaluated: b
 def attainable(model: str, precision: str) -> float:
     """Images a second of all cores together, without a framework."""
     steps = {"convnet": 150, "resnet20": 20}[model]
-    command = [sys.executable, "-m", "benchmarks.attainable_speed", model, precision, str(steps)]
+    return sum(steps * 40 / seconds for seconds in attainable_seconds(model, precision, steps))
+
+
+def attainable_seconds(model: str, precision: str, steps: int, forward_passes: int = 0) -> list[float]:
+    """Seconds of one process for each core, all at the same time; see `benchmarks.attainable_speed`."""
+    command = [sys.executable, "-m", "benchmarks.attainable_speed", model, precision, str(steps), str(forward_passes)]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(CORES)
     ]
@@ -84,8 +89,7 @@ def attainable(model: str, precision: str) -> float:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    times = [float(process.communicate()[0]) for process in processes]
-    return sum(steps * 40 / seconds for seconds in times)
+    return [float(process.communicate()[0]) for process in processes]
 
 
 def plain(model: str) -> float:

@@ -58,7 +58,7 @@ def main() -> float:
     partition = split("step", task.train.labels, clients=10, server=300, seed=0, minor_images=1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     settings = fedbe.LocalSettings(epochs=5, lr=0.05)
-    return federate(model, task, partition, settings, rounds=3, distill_lr=0.01, distill_lr_min=0.004)
+    return federate(model, task, partition, settings, rounds=3)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ def test_importing_the_package_imports_nothing_heavy():
     assert not loaded & {"torch", "numpy", "flwr", "ray", "matplotlib", "plotly", "sklearn", "pydantic", "typer"}
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("statement", "unwanted"),
     [
@@ -79,6 +80,7 @@ def test_other_names_are_not():
         _ = fedbe.FedBEE
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", ["data.load_task", "report.write_page"])
 def test_packages_that_the_documents_name_need_no_import_of_their_own(name):
     code = f"import fedbe; assert callable(fedbe.{name})"

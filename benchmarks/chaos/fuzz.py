@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import torch
 from flwr.app import Array, ConfigRecord, RecordDict
 from PIL import Image
@@ -79,6 +81,19 @@ def _file(path: Path, read: Callable[[], object]) -> Callable[[bytes], object]:
     return written_and_read
 
 
+def _files(folder: Path, names: list[str], read: Callable[[], object]) -> Reader:
+    """A reader of several small files: a content is all of them, so any of them is damaged."""
+    separator = b"\0next file\0"
+
+    def written_and_read(content: bytes) -> object:
+        parts = content.split(separator)
+        for name, part in zip(names, parts + [b""] * len(names), strict=False):
+            (folder / name).write_bytes(part)
+        return read()
+
+    return Reader(separator.join((folder / name).read_bytes() for name in names), written_and_read, 10)
+
+
 def run_readers(run: Path) -> dict[str, Reader]:
     """The readers of a run folder's files."""
     last, model, info = checkpoint.paths(run)[0], run / "model.safetensors", run / "run.json"
@@ -107,9 +122,11 @@ def run_readers(run: Path) -> dict[str, Reader]:
 def data_readers(root: Path) -> dict[str, Reader]:
     """The readers of recipes and of data files."""
     numbers = np.random.default_rng(0)
-    npz, table, recipe = root / "a.npz", root / "a.csv", root / "a.toml"
+    npz, table, parquet, recipe = root / "a.npz", root / "a.csv", root / "a.parquet", root / "a.toml"
     np.savez(npz, inputs=numbers.random((10, 4)), labels=np.arange(10) % 3)
     table.write_text("a,b,label\n" + "".join(f"{i},{i / 7:.2f},{'xyz'[i % 3]}\n" for i in range(12)))
+    columns = {"a": list(range(12)), "b": ["u", "v"] * 6, "label": list("xyz") * 4}
+    pyarrow.parquet.write_table(pyarrow.table(columns), parquet)
     source = 'method = "fedbe"\n[data]\nsource = "digits"\nserver = 300\n[split]\nkind = "step"\nclients = 10\n'
     zipped, tar, image = root / "a.zip", root / "a.tar.gz", root / "images/x/0.png"
     batches = {f"{name}.bin": bytes(2 * 3073) for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")}
@@ -123,10 +140,13 @@ def data_readers(root: Path) -> dict[str, Reader]:
         (root / "images" / label).mkdir(parents=True)
         for i in range(3):
             Image.fromarray(numbers.integers(0, 255, (5, 5, 3), np.uint8)).save(root / f"images/{label}/{i}.png")
+    tiny, tiny_files = _tiny_imagenet(root / "tiny-imagenet-200", numbers)
     return {
         "recipe": Reader(source.encode(), _file(recipe, lambda: load_recipe(recipe)), 2),
         ".npz": Reader(npz.read_bytes(), _file(npz, lambda: data.load_task(f"npz:{npz}"))),
         ".csv": Reader(table.read_bytes(), _file(table, lambda: tables.read(table))),
+        ".parquet": Reader(parquet.read_bytes(), _file(parquet, lambda: tables.read(parquet)), 4),
+        "Tiny-ImageNet": _files(tiny, tiny_files, lambda: data.load_task(f"tiny-imagenet:{tiny}")),
         "zip archive": Reader(zipped.read_bytes(), _file(zipped, lambda: data.load_task(f"cifar10:{zipped}"))),
         "tar archive": Reader(tar.read_bytes(), _file(tar, lambda: data.load_task(f"cifar10:{tar}"))),
         "image": Reader(image.read_bytes(), _file(image, lambda: data.load_task(f"folder:{root / 'images'}")), 10),
@@ -135,6 +155,20 @@ def data_readers(root: Path) -> dict[str, Reader]:
         ),
         "pickle": Reader(PICKLE, lambda content: plain_pickle.read_plain(content, "pickle")),
     }
+
+
+def _tiny_imagenet(folder: Path, numbers: np.random.Generator) -> tuple[Path, list[str]]:
+    """A small Tiny-ImageNet: its folder, and the files in it."""
+    images = [f"train/{wnid}/images/{wnid}_0.JPEG" for wnid in ("n01", "n02")] + ["val/images/val_0.JPEG"]
+    texts = {"wnids.txt": "n01\nn02\n", "words.txt": "n01\tcat\nn02\tdog\n"}
+    texts["val/val_annotations.txt"] = "val_0.JPEG\tn02\t0\t0\t9\t9\n"
+    for name in (*images, *texts):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    for name in images:
+        Image.fromarray(numbers.integers(0, 255, (64, 64, 3), np.uint8)).save(folder / name)
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return folder, [*texts, *images]
 
 
 def message_readers() -> dict[str, Reader]:

@@ -81,7 +81,7 @@ class TestSharpen:
         torch.testing.assert_close(got[1, :, 2, 3], sharpen(p[1, :, 2, 3][None])[0])
 
     def test_many_classes_and_high_powers_do_not_vanish(self):
-        p = torch.full((1, 1000), 1e-3)  # 1e-3 to the 20th is no float32 any more
+        p = torch.full((1, 1000), 1e-3)  # 1e-3 to the 20th is not a float32 any more
         torch.testing.assert_close(sharpen(p, 20.0), p)
 
 
@@ -316,10 +316,18 @@ def test_frozen_parameters_stay(network, inputs_for):
 
 def test_progress_is_told_step_by_step(network, inputs_for):
     _, runner, start, inputs, targets = _problem(network, inputs_for, "mlp")
-    told = []
+    progress_calls = []
     settings = DistillSettings(distill_epochs=2, distill_batch_size=10)
-    distill(runner, start, TensorInputs(inputs), targets, settings, generator(0), progress=lambda *a: told.append(a))
-    assert told == [(i, 6) for i in range(1, 7)]
+    distill(
+        runner,
+        start,
+        TensorInputs(inputs),
+        targets,
+        settings,
+        generator(0),
+        progress=lambda *a: progress_calls.append(a),
+    )
+    assert progress_calls == [(i, 6) for i in range(1, 7)]
 
 
 def test_divergence_is_an_error(network, inputs_for):

@@ -16,6 +16,8 @@ from fedbe.experiment.recipe_files import load_recipe
 from fedbe.report import build_sections, read_groups
 from fedbe.report.chart import Chart
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def swissroll(tmp_path_factory: pytest.TempPathFactory) -> Path:

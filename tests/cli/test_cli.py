@@ -143,6 +143,7 @@ def test_without_worker_processes_the_result_has_the_same_bits(tmp_path: Path, m
     assert _same(tmp_path / "runs" / "serial", tmp_path / "runs" / "pool")
 
 
+@pytest.mark.e2e
 def test_a_run_stopped_by_ctrl_c_and_kill_9_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
     settings = (*SLOW, "--method", "fedbe+scaffold")
     uninterrupted = fedbe("run", *settings, "--name", "uninterrupted", "-q", cwd=tmp_path)
@@ -335,7 +336,10 @@ def test_debug_shows_the_traceback(words: list[str], monkeypatch: pytest.MonkeyP
     [
         (("methods",), ["1-ensemble", "fedbe+scaffold", "FedBE (w/o SWA)"]),
         (("recipes",), ["digits", "cifar10-step", "swissroll"]),
-        (("show", "digits", "--set", "training.rounds=7"), ["rounds = 7", "sharpening = 3.0", 'source = "digits"']),
+        (
+            ("show", "digits", "--set", "training.rounds=7"),
+            ["rounds = 7", "sharpening = 3.0", 'client_weights = "declared"'],
+        ),
     ],
 )
 def test_lists_name_everything(

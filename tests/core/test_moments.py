@@ -3,6 +3,7 @@ import torch
 
 from fedbe import ModelState, Moments
 from fedbe.core.moments import weighted_mean
+from fedbe.core.state import PIECE, FragmentedState
 from fedbe.errors import StateError
 
 # Two 2×2 states with 1 and 3 examples, used throughout:
@@ -139,3 +140,42 @@ class TestMoments:
 
     def test_weighted_mean(self, state):
         assert weighted_mean([(state(A), 1), (state(B), 3)]).params.tolist() == MEAN
+
+
+def long_states(rng, sizes):
+    """Three states of more than a piece, flat and in fragments of these sizes, with their weights."""
+    flat = [torch.randn(sum(sizes), generator=rng) for _ in range(3)]
+    states = [ModelState(vector, vector[:5].clone(), {}) for vector in flat]
+    fragments = [FragmentedState(vector.split(sizes), [vector[:2], vector[2:5]], {}) for vector in flat]
+    return states, fragments, [3.0, 5.0, 2.0]
+
+
+@pytest.mark.parametrize("variance", [False, True])
+def test_long_states_in_any_fragments_have_the_bits_of_whole_vectors(rng, variance):
+    states, fragments, weights = long_states(rng, [7, PIECE - 8, 3 * PIECE, 1, 33])
+    mean, spread, total = torch.zeros(0), torch.zeros(len(states[0].params)), 0.0
+    for one, weight in zip(states, weights, strict=True):  # West's update, one operation after the other
+        total += weight
+        share = weight / total
+        if not len(mean):
+            mean = one.params.clone()
+            continue
+        delta = one.params - mean
+        mean.add_(delta, alpha=share)
+        spread.addcmul_(delta, delta, value=share).mul_(1 - share)
+    for given in (states, fragments):
+        moments = Moments(variance=variance)
+        moments.add_all(zip(given, weights, strict=True))
+        assert torch.equal(moments.mean.params, mean)
+        assert torch.equal(moments.mean.buffers, mean[:5])
+        assert not variance or torch.equal(moments.variance[0], spread)
+
+
+def test_a_watch_sees_every_piece_of_every_state(rng):
+    states, fragments, weights = long_states(rng, [PIECE + 10, 20])
+    seen = {}
+    weighted_mean(zip(fragments, weights, strict=True), lambda *where: seen.update({where[:3]: where[3].clone()}))
+    for number, one in enumerate(states):
+        assert torch.equal(torch.cat([seen["params", number, 0], seen["params", number, 1]]), one.params)
+        assert torch.equal(seen["buffers", number, 0], one.buffers)
+    assert len(seen) == 9

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -238,3 +240,19 @@ def test_digest_sees_every_number(state):
         ModelState(one.params, one.buffers, {"n": torch.tensor(2)}).digest(),
     ]
     assert len({one.digest(), *others}) == 7
+
+
+def test_a_gathered_state_shares_memory_until_its_vectors_are_asked_for():
+    net = nn.Linear(3, 2)
+    layout, named = Layout(net), net.state_dict()
+    gathered, packed = layout.gather(named), layout.pack(named)
+    assert [vector.data_ptr() for vector in gathered.fragments("params")] == [t.data_ptr() for t in named.values()]
+    assert gathered.finite()
+    changed = replace(gathered, params=packed.params + 1)  # as transforms do
+    assert torch.equal(changed.params, packed.params + 1)
+    assert torch.equal(gathered.params, packed.params)
+    gathered.params.zero_()
+    assert torch.equal(layout.pack(named).params, packed.params)  # the vectors are copies
+    assert gathered.digest() == layout.pack({name: torch.zeros_like(t) for name, t in named.items()}).digest()
+    with pytest.raises(StateError, match="lacks 'bias'"):
+        layout.gather({"weight": net.weight})

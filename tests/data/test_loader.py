@@ -171,6 +171,7 @@ def work(loader, orders, answers):
 """
 
 
+@pytest.mark.e2e
 def test_worker_processes_read_the_same_memory(tmp_path, monkeypatch):
     (tmp_path / "loader_worker.py").write_text(WORKER)
     monkeypatch.syspath_prepend(tmp_path)  # a spawned process finds the function by its module's name

@@ -47,6 +47,7 @@ def test_every_hash_is_a_sha256():
     assert all(len(sha256) == 64 and int(sha256, 16) for sha256 in hashes)
 
 
+@pytest.mark.e2e
 def test_importing_the_package_stays_light():
     heavy = "matplotlib sklearn pooch plotly typer rich platformdirs"
     code = f"import sys, fedbe.data; print([m for m in '{heavy}'.split() if m in sys.modules])"

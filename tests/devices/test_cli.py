@@ -34,6 +34,7 @@ def info(folder):
     return json.loads((folder / "run.json").read_text())
 
 
+@pytest.mark.slow
 def test_every_command_takes_a_device(command, tmp_path, emulator):
     assert command("run", *QUICK, "--method", "fedavg", "--device", "emu", "--name", "there", "-q")[0] == 0
     assert emulator.used == {0}
@@ -50,6 +51,7 @@ def test_every_command_takes_a_device(command, tmp_path, emulator):
         assert command(*words, "--device", "cpu") == (0, text)
 
 
+@pytest.mark.slow
 def test_a_comparison_and_its_resume(command, tmp_path):
     words = ["compare", *QUICK, "--methods", "fedavg", "--seeds", "1", "--name", "both", "-q"]
     assert command(*words, "--device", "emu")[0] == 0

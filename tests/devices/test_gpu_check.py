@@ -11,6 +11,7 @@ def _few(monkeypatch):
     monkeypatch.setattr(gpu_check, "METHODS", ("scaffold",))
 
 
+@pytest.mark.slow
 def test_parity_and_runs_pass_on_a_correct_device():
     findings = [*gpu_check.parity("emu:0"), *gpu_check.whole_runs("emu:0", 0)]
     assert len(findings) == 4

@@ -14,6 +14,7 @@ from fedbe.experiment.executors.serial import Serial
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe_files import load_recipe, override_recipe
 from fedbe.experiment.round import run_round
+from fedbe.experiment.run_jobs import NewRun, RunJob, execute_runs
 from fedbe.experiment.run_state import RunState
 from fedbe.experiment.simulation import make_simulation
 
@@ -80,6 +81,7 @@ def test_a_run_has_the_bits_of_the_cpu(method, changes, play, recipe, emulator, 
     assert (info.device, info.made_with["device"]) == ("emu:0", "emu:0")
 
 
+@pytest.mark.slow
 def test_a_round_has_a_bounded_number_of_copies_and_stops(recipe, emulator):
     """Per client, member and student a few; per step only copies that join the queue. Nothing grows with the steps."""
 
@@ -122,6 +124,7 @@ def test_images_are_augmented_on_the_device(recipe):
     assert not torch.equal(batch.cpu(), federation.train.batch(index))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [("cpu", "emu:0"), ("emu:0", "cpu")])
 def test_a_run_continues_on_another_device(first, then, play):
     straight = play("straight", "fedbe", "cpu")
@@ -160,6 +163,7 @@ class FillMemory(Callback):
             self._emulator.memory_ends_in = 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("phase", "done"), [("clients", 0), ("clients", 1), ("ensemble", 1), ("distill", 1)])
 def test_full_memory_is_one_sentence_and_resume_goes_on(phase, done, play, emulator):
     straight = play("straight", "fedbe", "cpu")
@@ -179,3 +183,13 @@ def test_workers_take_devices_in_turn():
     assert [plan.for_worker(i).device for i in range(3)] == ["emu:0", "emu:1", "emu:0"]
     assert plan.compute_device(torch.device("cpu")) == torch.device("emu:0")
     assert Plan(device="emu").device == "emu:0"
+
+
+def test_whole_runs_take_devices_in_turn(recipe, tmp_path, emulator):
+    # No steps: torch computes no gradients on the second emulated device.
+    first = override_recipe(recipe, ["training.rounds=1", "training.epochs=0"])
+    news = [NewRun(first, "fedavg", seed, "float32", "emu:0,1") for seed in (0, 1)]
+    jobs = [RunJob(tmp_path / str(new.seed), new) for new in news]
+    with Serial() as executor:
+        assert execute_runs(jobs, executor, Callback(), lambda: False, whole=True)
+    assert emulator.used == {0, 1}

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -45,12 +46,28 @@ def test_a_text_example_learns(example, name, least):
 def test_the_notebook_runs_cell_by_cell(monkeypatch):
     monkeypatch.chdir(EXAMPLES)
     names = {}
-    cells = json.loads((EXAMPLES / "tour.ipynb").read_text(encoding="utf-8"))["cells"]
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            assert not cell["outputs"], "a notebook in the repository has no outputs"
-            exec("".join(cell["source"]), names)  # noqa: S102
+    for code in notebook_code():
+        exec(code, names)  # noqa: S102
     assert min(names["results"].values()) > 0.5
+
+
+def notebook_code():
+    """The code of each cell."""
+    cells = json.loads((EXAMPLES / "tour.ipynb").read_text(encoding="utf-8"))["cells"]
+    assert not any(cell.get("outputs") for cell in cells), "a notebook in the repository has no outputs"
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.e2e
+def test_without_fedbe_the_first_cell_asks_for_a_wheel(tmp_path):
+    """As on Colab: a Python without site-packages."""
+    alone = [sys.executable, "-I", "-S", "-c", notebook_code()[0]]
+    done = subprocess.run(alone, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "upload a wheel of fedbe" in done.stderr
+    (tmp_path / "fedbe-0.0-py3-none-any.whl").write_bytes(b"")
+    done = subprocess.run(alone, cwd=tmp_path, capture_output=True, text=True)
+    assert "'-m', 'pip', 'install', '-q', 'fedbe-0.0-py3-none-any.whl'" in done.stderr  # there is no pip either
 
 
 def test_every_example_is_listed():

@@ -11,7 +11,7 @@ from fedbe.core.state import ModelState
 from fedbe.core.updates import Update
 from fedbe.errors import RecipeError
 from fedbe.experiment import run_folder
-from fedbe.experiment.attacks import ATTACKS, Attacker, class_prior, loss_max
+from fedbe.experiment.attacks import ATTACKS, Attacker, class_prior, hidden_class_prior, hidden_loss_max, loss_max
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import dump_recipe, load_recipe, override_recipe
 
@@ -44,6 +44,8 @@ BY_HAND = {
     "label-flip": [2.0, 0.0],  # is in the training
     "loss-max": [2.0, 0.0],  # is in the predictions
     "class-prior": [2.0, 0.0],
+    "hidden-loss-max": [2.0, 0.0],
+    "hidden-class-prior": [2.0, 0.0],
 }
 
 
@@ -80,12 +82,22 @@ class TestPredictions:
     HONEST = torch.tensor([[0.8, 0.2, 0.0], [0.3, 0.6, 0.1], [0.15, 0.05, 0.8]])
 
     def test_targets(self) -> None:
-        assert loss_max(self.HONEST).tolist() == [2, 2, 1]
+        assert loss_max(self.HONEST[None], 0.4).argmax(1).tolist() == [2, 2, 1]
         # Correlations of the columns: (0, 1) −0.16, (0, 2) −0.76, (1, 2) −0.63 …
-        assert class_prior(self.HONEST).tolist() == [2, 2, 0]
+        assert class_prior(self.HONEST[None], 0.4).argmax(1).tolist() == [2, 2, 0]
         # … also where each pixel has a class, [J, classes, H, W]
-        pixels = self.HONEST[:, :, None, None].expand(3, 3, 2, 2)
-        assert class_prior(pixels)[:, 0, 1].tolist() == [2, 2, 0]
+        pixels = self.HONEST[None, :, :, None, None].expand(1, 3, 3, 2, 2)
+        assert class_prior(pixels, 0.4).argmax(1)[:, 0, 1].tolist() == [2, 2, 0]
+
+    def test_hidden_ones_copy_the_worst_honest_prediction(self) -> None:
+        """Two members agree; the third is far from their mean, and unlike it in the first and the last input."""
+        other = torch.tensor([[0.2, 0.3, 0.5], [0.3, 0.6, 0.1], [0.7, 0.2, 0.1]])
+        honest = torch.stack([self.HONEST, other, self.HONEST])
+        expected = torch.stack([other[0], self.HONEST[1], other[2]])
+        for attack in (hidden_loss_max, hidden_class_prior):
+            assert torch.equal(attack(honest, 0.4), expected)
+            pixels = honest[..., None, None].expand(3, 3, 3, 2, 2)
+            assert torch.equal(attack(pixels, 0.4)[:, :, 1, 0], expected)
 
     @pytest.mark.parametrize("kind", ["loss-max", "class-prior"])
     def test_only_hostile_clients_lie(self, kind: str, state: Callable[..., ModelState]) -> None:

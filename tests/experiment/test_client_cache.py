@@ -35,6 +35,7 @@ INSTANT = [m for m in METHODS if not METHODS[m].one_round]
 @pytest.fixture
 def everything_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cohort_training, "CACHE_AFTER_SECONDS", -1.0)
+    monkeypatch.setattr(cohort_training, "CACHE_SHARE", float("inf"))
 
 
 @pytest.fixture
@@ -117,6 +118,7 @@ def test_clients_from_the_first_seconds_of_a_long_round_are_cached_too(
     tmp_path: Path, small: Recipe, pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cohort_training, "CACHE_AFTER_SECONDS", float("inf"))
+    monkeypatch.setattr(cohort_training, "CACHE_SHARE", float("inf"))
 
     class Late(Clients):
         def phase(self, round: int, phase: str, done: int, total: int) -> None:
@@ -130,6 +132,24 @@ def test_clients_from_the_first_seconds_of_a_long_round_are_cached_too(
     assert len(list((folder / "trained").iterdir())) == 3
 
 
+def test_writing_finished_clients_has_a_budget(
+    tmp_path: Path, small: Recipe, pool: ProcessPool, silent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cohort_training, "CACHE_AFTER_SECONDS", -1.0)
+    monkeypatch.setattr(cohort_training, "CACHE_SHARE", 0.0)
+    written: list[int] = []
+    save = ClientCache.save
+
+    def noted(self: ClientCache, job: TrainJob, *result: Any) -> None:
+        written.append(job.round)
+        save(self, job, *result)
+
+    monkeypatch.setattr(ClientCache, "save", noted)
+    folder = run_folder.create(tmp_path / "run", small, "fedavg", 0, "float32")
+    assert loop.execute(folder, pool, silent)
+    assert written == [1, 2, 3]  # the first of each round, whose cost is not known before
+
+
 def test_a_stop_in_a_short_round_loses_no_finished_client(
     tmp_path: Path, small: Recipe, pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +158,25 @@ def test_a_stop_in_a_short_round_loses_no_finished_client(
     watch = Clients(3)
     assert not loop.execute(folder, pool, watch, should_stop=watch.should_stop)
     assert len(list((folder / "trained").iterdir())) == 3
+
+
+@pytest.mark.parametrize("method", ["fedbe", "scaffold"])
+def test_a_large_cohort_stays_on_disk_with_the_same_bits(
+    method: str, play: Play, identical: Identical, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = play("straight", method)
+    read: list[Trained] = []
+    load = ClientCache.load
+
+    def noted(self: ClientCache, job: TrainJob) -> tuple[Trained, float] | None:
+        cached = load(self, job)
+        read.extend([cached[0]] if cached else [])
+        return cached
+
+    monkeypatch.setattr(ClientCache, "load", noted)
+    monkeypatch.setattr(cohort_training, "IN_MEMORY_MB", 0)
+    assert identical(straight, play("on disk", method))
+    assert len(read) == 3 * 3  # each client of each round, once
 
 
 def test_an_unwritable_cache_is_ignored(cache: ClientCache, job: TrainJob) -> None:
@@ -179,8 +218,8 @@ def test_a_comparison_trains_the_first_round_of_a_seed_once(
 ) -> None:
     small = ["training.rounds=2", "training.epochs=1", "settings.distill_epochs=1", "model.hidden=[8]"]
     changes = [word for change in small for word in ("--set", change)]
-    told = ["compare", "--methods", "fedavg,fedbe,fedprox", "--seeds", "2", *changes, "--runs", str(tmp_path), "-q"]
-    result = CliRunner().invoke(app, [*told, "--spread", "clients"])
+    command = ["compare", "--methods", "fedavg,fedbe,fedprox", "--seeds", "2", *changes, "--runs", str(tmp_path), "-q"]
+    result = CliRunner().invoke(app, [*command, "--spread", "clients"])
     assert result.exit_code == 0, result.output
     assert [r for r, _ in trained_jobs].count(1) == 2 * 2 * 10  # FedProx's clients do something else
     assert [r for r, _ in trained_jobs].count(2) == 2 * 3 * 10

@@ -437,7 +437,7 @@ def test_a_resumed_run_must_have_all_its_rounds(play: Play, pool: ProcessPool, s
     with pytest.raises(RunError, match="finished rounds"):
         loop.execute(folder, pool, silent)
     (folder / "rounds.jsonl").write_bytes(lines)
-    assert loop.execute(folder, pool, silent)  # a finished run whose model was lost makes it anew
+    assert loop.execute(folder, pool, silent)  # a finished run whose model was lost writes it again
     assert run_folder.is_done(folder)
     assert (folder / "model.safetensors").exists()
 
@@ -541,7 +541,7 @@ def test_run_json_notes_what_changed_at_a_resume(
     assert loop.execute(folder, pool, silent)
     moved = f"{began['machine']}, from round 2 on another one"
     assert run_folder.read_info(folder).made_with == began | {"machine": moved}
-    (folder / "model.safetensors").unlink()  # what only writes the model anew plays no round
+    (folder / "model.safetensors").unlink()  # a resume that only writes the model again runs no round
     monkeypatch.setattr(provenance, "made_with", lambda _device: began | {"machine": "a third"})
     assert loop.execute(folder, pool, silent)
     assert run_folder.read_info(folder).made_with["machine"] == moved

@@ -11,7 +11,7 @@ from fedbe.core.compute import Plan
 from fedbe.core.model_runner import ModelRunner
 from fedbe.experiment.executors import mailbox
 from fedbe.experiment.executors.base import Done
-from fedbe.experiment.executors.mailbox import Mailbox, Slot
+from fedbe.experiment.executors.mailbox import Mailbox, SharedArray
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.jobs import TrainJob
@@ -42,8 +42,8 @@ def test_what_arrives_is_what_was_sent(ends: tuple[Mailbox, Mailbox]) -> None:
     sender, receiver = ends
     sent = letter()
     message = sender.put(sent)
-    assert isinstance(message.large, Slot)
-    assert isinstance(message.named["steps"], Slot)
+    assert isinstance(message.large, SharedArray)
+    assert isinstance(message.named["steps"], SharedArray)
     assert isinstance(message.small, np.ndarray)
     assert message.named["steps"].offset % mailbox.ALIGNMENT == 0
     received = receiver.take(message, copy=False)
@@ -66,11 +66,32 @@ def test_only_a_copy_outlives_the_next_value(ends: tuple[Mailbox, Mailbox]) -> N
     assert copy.sum() == 10_000
 
 
+def test_a_tensor_is_written_again_only_if_it_changed(ends: tuple[Mailbox, Mailbox]) -> None:
+    sender, receiver = ends
+    model, other = torch.ones(10_000), torch.ones(10_000)
+    arrived = receiver.take(sender.put(model), copy=False)
+    arrived.zero_()  # what the reader does to the memory shows whether it is written
+    assert receiver.take(sender.put(model), copy=True).sum() == 0
+    model.add_(1)
+    assert receiver.take(sender.put(model), copy=True).sum() == 20_000
+    assert receiver.take(sender.put(other), copy=True).sum() == 10_000
+    assert receiver.take(sender.put(model), copy=True).sum() == 20_000
+
+
+def test_the_last_two_results_are_kept() -> None:
+    memory = np.zeros(2**17, dtype=np.uint8)
+    sender, receiver = Mailbox(memory, values=2), Mailbox(memory, values=2)
+    first, second = (receiver.take(sender.put(torch.full((10_000,), value)), copy=False) for value in (1.0, 2.0))
+    assert (first.sum(), second.sum()) == (10_000, 20_000)
+    sender.put(torch.full((10_000,), 3.0))
+    assert (first.sum(), second.sum()) == (30_000, 20_000)
+
+
 def test_what_does_not_fit_travels_with_the_message(ends: tuple[Mailbox, Mailbox]) -> None:
     sender, receiver = ends
     values = {"fits": torch.ones(200_000), "not": torch.ones(200_000)}
     message = sender.put(values)
-    assert (type(message["fits"]), type(message["not"])) == (Slot, np.ndarray)
+    assert (type(message["fits"]), type(message["not"])) == (SharedArray, np.ndarray)
     assert receiver.take(message, copy=True)["not"].sum() == 200_000
     assert Mailbox(None).take(Mailbox(None).put(values), copy=False)["fits"].sum() == 200_000
 

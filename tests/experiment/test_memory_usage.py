@@ -1,4 +1,4 @@
-"""The peak of a phase is that of the phase, not of what came before."""
+"""The peak of a phase is that of the phase, not of what happened before."""
 
 import mmap
 import platform
@@ -34,7 +34,7 @@ print(faults() - before)
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has a setting to keep memory")
 def test_freed_memory_is_reused() -> None:
     # Handed back and taken again, it would be 229,000 pages (unless something happens to lie at the heap's end).
     ran = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, check=True, text=True)

@@ -76,7 +76,13 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {name: ("digits", name, SMA
     "tuned": ("digits", "fedbe", (*SMALL, "variant=tuned")),
     "dirichlet": ("digits", "fedbe", (*SMALL, "settings.posterior=dirichlet", "evaluation.ensemble=SAC")),
     "batch norm": ("digits", "fedbe", (*SMALL, *IMAGES)),
+    "convolutions": (
+        "digits",
+        "fedbe",
+        (*SMALL, "model.name=convnet", "model.hidden=", "model.padding=1", "model.widths=[4, 8, 8]"),
+    ),
 }
+SLOW = ("batch norm", "convolutions")
 
 
 def numbers(case: str, executor: Executor) -> dict[str, list[float]]:
@@ -110,7 +116,7 @@ def _projection(vector: torch.Tensor) -> float:
     return float(weights @ vector / weights.norm())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CASES])
 def test_the_numbers_are_those_of_the_numerics_version(case: str, pool: Executor) -> None:
     goldens = json.loads(GOLDENS.read_text())
     assert str(NUMERICS_VERSION) in goldens, ADVICE

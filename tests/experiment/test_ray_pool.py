@@ -65,6 +65,16 @@ def cluster() -> Iterator[Any]:
     nodes.shutdown()
 
 
+@pytest.fixture
+def head() -> Iterator[Any]:
+    """A cluster of its own, to be killed."""
+    from ray.cluster_utils import Cluster
+
+    alone = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    yield alone
+    alone.shutdown()
+
+
 @pytest.fixture(scope="module")
 def pool(cluster: Any) -> Iterator[RayPool]:
     with RayPool(3, cluster.address) as workers:
@@ -138,17 +148,26 @@ def test_whole_runs_on_the_cluster(tmp_path: Path, pool: RayPool, small: Recipe,
     assert identical(*folders)
 
 
-def test_a_killed_driver_loses_nothing(tmp_path: Path, cluster: Any, small: Recipe, identical: Identical) -> None:
+@pytest.mark.parametrize("killed", ["driver", "head"])
+def test_a_killed_driver_or_head_loses_nothing(
+    tmp_path: Path, request: pytest.FixtureRequest, small: Recipe, identical: Identical, killed: str
+) -> None:
     slow = override_recipe(small, ["training.epochs=20", "training.rounds=6"])
     folders = [run_folder.create(tmp_path / name, slow, "fedavg", 0, "float32") for name in ("killed", "whole")]
+    cluster = request.getfixturevalue("cluster" if killed == "driver" else "head")
     command = [sys.executable, "-m", "fedbe", "resume", str(folders[0]), "-q", "--executor", "ray"]
-    with subprocess.Popen([*command, "--address", cluster.address, "--workers", "1"]) as driver:
+    impatient = os.environ | {"RAY_gcs_rpc_server_reconnect_timeout_s": "2"}  # Ray's own is a minute
+    with subprocess.Popen([*command, "--address", cluster.address, "--workers", "1"], env=impatient) as driver:
         until = time.monotonic() + 300
         while not run_folder.read_rounds(folders[0]):
             assert time.monotonic() < until
             assert driver.poll() is None
             time.sleep(0.05)
-        driver.kill()
+        if killed == "driver":
+            driver.kill()
+        else:
+            cluster.remove_node(cluster.head_node, allow_graceful=False)
+        assert driver.wait(timeout=180)
     assert run_folder.rounds_left(folders[0])
     with make_executor(0) as here:
         assert loop.execute(folders[0], here, Callback())

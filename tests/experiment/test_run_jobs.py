@@ -66,6 +66,7 @@ def compared(folder: Path, recipe: Recipe, methods: Sequence[str] = ("fedavg", "
     return jobs_of(folder)
 
 
+@pytest.mark.slow
 def test_whole_runs_have_the_bits_of_runs_one_after_the_other(
     tmp_path: Path, quick: Recipe, pool: ProcessPool, identical: Identical
 ) -> None:

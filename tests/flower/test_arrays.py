@@ -14,7 +14,7 @@ from torch import nn
 from fedbe.core.state import Layout
 from fedbe.errors import StateError
 from fedbe.flower import from_record, to_record
-from fedbe.flower.arrays import VectorPool, pack_state
+from fedbe.flower.arrays import pack_state
 
 
 class Net(nn.Module):
@@ -153,20 +153,11 @@ def test_the_import_without_flower_names_the_extra(module):
     assert "pip install 'fedbe[flower]'" in done.stdout
 
 
-def test_memory_of_a_state_is_used_again_only_when_nothing_refers_to_it():
-    net, pool = nn.Linear(300, 200), VectorPool(limit=500_000)  # two states of 240,800 bytes
-    records = [to_record({k: v + i for k, v in net.state_dict().items()}) for i in range(4)]
-
-    def pack(number):
-        return pack_state(records[number], Layout(net), "it", pool)
-
-    first, second, third = pack(0), pack(1), pack(2)
-    view, kept = first.params[:5], second.params.clone()
-    expected, used = view.clone(), first.params.data_ptr()
-    del first, third  # of the first a view is left; the third did not fit into the pool
-    fourth = pack(3)
-    assert fourth.params.data_ptr() != used
-    assert torch.equal(view, expected)
-    assert torch.equal(second.params, kept)
-    del view
-    assert pack(2).params.data_ptr() == used
+def test_a_received_state_shares_the_bytes_of_its_message_until_it_is_packed():
+    net = nn.Linear(3, 2)
+    record = to_record(net.state_dict())
+    state, expected = pack_state(record, Layout(net), "it"), Layout(net).pack(net.state_dict())
+    weight = np.frombuffer(record["weight"].data, np.float32, offset=len(record["weight"].data) - 24)
+    assert state.fragments("params")[0].data_ptr() == weight.ctypes.data
+    assert torch.equal(state.params, expected.params)
+    assert [vector.data_ptr() for vector in state.fragments("params")] == [state.params.data_ptr()]  # bytes can go

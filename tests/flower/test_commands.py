@@ -559,19 +559,26 @@ def test_a_run_without_a_report_names_the_remedy(report, tmp_path, monkeypatch):
         follow(Deployment(tmp_path), 1, tmp_path, lambda _: None)
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_process_is_stopped_with_its_children(killed, tmp_path):
-    family = "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])"
-    family += "; print(p.pid, flush=True); time.sleep(99)"
+@pytest.mark.parametrize("own_session", [False, True], ids=["", "own-session"])
+@pytest.mark.parametrize("how", ["stopped", "killed and stopped", "killed and started again"])
+def test_a_process_is_stopped_with_its_children(how, own_session, tmp_path):
+    family = "import subprocess, sys, time; sleep = [sys.executable, '-c', 'import time; time.sleep(99)']"
+    family += (
+        f"; p = subprocess.Popen(sleep, start_new_session={own_session}); print(p.pid, flush=True); time.sleep(99)"
+    )
     pid = processes.start(tmp_path, "one", [sys.executable, "-c", family], {})
     assert processes.running_pid(tmp_path, "one") == pid
     while not (child := (tmp_path / "one.log").read_text().strip()):
         pass
-    if killed:  # its children are stopped too
+    if how != "stopped":  # its children are stopped too
         os.kill(pid, signal.SIGKILL)
         while processes.running_pid(tmp_path, "one"):
             pass
-    assert processes.stop(tmp_path, ["one", "never"]) == ["one"]
+    if how == "killed and started again":
+        processes.start(tmp_path, "one", [sys.executable, "-c", "import time; time.sleep(99)"], {})
+        gone = not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
+        assert gone
+    assert processes.stop(tmp_path, ["one", "never"], 1.0) == ["one"]
     assert processes.running_pid(tmp_path, "one") is None
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
 

@@ -254,6 +254,7 @@ def test_broken_replies_and_a_node_killed_in_the_middle_of_a_round(app, deployme
     ran = {name: processes.running_pid(deployment.state, name) for name in ("superlink", "node-0", "node-1")}
     deployment.up(NODES)
     assert processes.running_pid(deployment.state, "node-2")
+    assert not Path("/proc", (tmp_path / "hangs").read_text()).exists()  # the client of the killed node
     assert len(deployment.online()) == NODES
     assert {name: processes.running_pid(deployment.state, name) for name in ran} == ran
 

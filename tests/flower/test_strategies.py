@@ -215,6 +215,7 @@ def test_one_broken_reply_is_set_aside_and_the_round_continues(name, local_grid,
     assert result.train_metrics_clientapp[1]["loss"] == pytest.approx((30 * 2 + 40 * 3) / 80)
 
 
+@pytest.mark.slow
 def test_a_reply_of_very_many_arrays_does_not_stall_the_server(local_grid, tmp_path):
     def many(message):
         one = next(iter(message.content["arrays"].values()))

@@ -111,6 +111,7 @@ def test_without_nvflare_the_extra_is_named():
     assert "pip install 'fedbe[nvflare]'" in done.stderr
 
 
+@pytest.mark.e2e
 def test_the_example_exports_a_job(tmp_path):
     example = Path(__file__).parents[2] / "examples" / "nvflare" / "job.py"
     subprocess.run([sys.executable, example, "--export", tmp_path], check=True, capture_output=True)

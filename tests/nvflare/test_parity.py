@@ -15,6 +15,7 @@ from fedbe.experiment import checkpoint, loop, run_folder
 from fedbe.experiment.callbacks import Callback
 from fedbe.experiment.executors.serial import Serial
 from fedbe.nvflare import MethodController, fit
+from fedbe.nvflare.messages import META
 
 APP = Path(__file__).parent / "app"
 METHODS = ("fedavg", "fedavgm", "fedprox", "feddyn", "v-distillation", "fedbe", "feddf", "past-averages", "fedyogi")
@@ -84,3 +85,24 @@ def test_the_controller_gives_the_models_of_the_simulator(method, task, tmp_path
     assert ours.round == theirs.round == 3
     torch.testing.assert_close(ours.model.params, theirs.model.params, rtol=0, atol=1e-6)
     assert ours.memory.keys() == theirs.memory.keys()
+
+
+def test_a_site_that_claims_a_million_times_its_examples_is_capped(task):
+    class Claiming(InProcess):
+        def send_model(self, targets, data, timeout, callback):
+            def with_claim(reply):
+                if reply.meta["client_name"] == "site-1":
+                    reply.meta[META]["num_examples"] = 1e9
+                callback(reply)
+
+            super().send_model(targets, data, timeout, with_claim)
+
+    controller = Claiming(method="fedavg", model="federation_for_tests:model", num_rounds=1, num_clients=3)
+    controller.connect(task)
+    threads = torch.get_num_threads()
+    try:
+        controller.run()
+    finally:
+        torch.set_num_threads(threads)
+    (capped,) = controller.server.info.capped
+    assert (capped.client_id, round(capped.share, 3)) == ("site-1", 0.6)

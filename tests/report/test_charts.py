@@ -125,7 +125,7 @@ def test_an_unfinished_run_is_shown_as_unfinished(make_run) -> None:
     section = section_of(make_run("late", "fedavg", [0.4, 0.5]))
     assert section.finding == "Unfinished: FedAvg has done 2 of 3 rounds"
     assert section.results.rows == (("FedAvg", "–", "0", "unfinished: 0"),)
-    assert {c.id: c for c in section.charts}["accuracy"].title == "FedAvg reaches 50.0 % after 2 rounds"
+    assert {c.id: c for c in section.charts}["accuracy"].title == "After 2 rounds so far: FedAvg 50.0 %"
     assert "Unfinished: FedAvg, seed 0: 2 of 3 rounds." in section.about
 
 
@@ -148,10 +148,10 @@ def test_the_best_method_is_chosen_on_common_seeds(make_run) -> None:
     """FedAvg: 80 and 40 %. FedBE: 70 % on the first seed only, which is below 80 but above the mean of 60."""
     uneven = [make_run(f"a{seed}", "fedavg", [0.1, 0.2, end], seed) for seed, end in enumerate((0.8, 0.4))]
     section = section_of(*uneven, make_run("b0", "fedbe", [0.1, 0.2, 0.7]))
-    assert section.finding == "FedAvg is best on seed 0, with 80.0 %"
+    assert section.finding == "FedAvg has the highest accuracy on seed 0, 80.0 %: this may be chance"
     assert "have different seeds" in section.certainty
     assert section.results.bold == (0,)
-    assert section.charts[0].title == "FedAvg reaches the highest accuracy, 80.0 % after 3 rounds"
+    assert section.charts[0].title == "After 3 rounds: FedAvg 80.0 %, FedBE 70.0 %"
 
 
 def test_without_a_common_seed_no_method_is_best(make_run) -> None:
@@ -167,7 +167,7 @@ def test_without_a_common_seed_no_method_is_best(make_run) -> None:
 def test_unfinished_methods_are_compared_in_their_last_common_round(make_run) -> None:
     """FedBE has one round of three and is ahead in it; FedAvg has a higher final accuracy."""
     section = section_of(make_run("a", "fedavg", [0.3, 0.5, 0.6]), make_run("b", "fedbe", [0.4]))
-    assert section.charts[0].title == "FedBE reaches the highest accuracy so far, 40.0 % after 1 round"
+    assert section.charts[0].title == "After 1 round so far: FedBE 40.0 %, FedAvg 30.0 %"
 
 
 def test_recipes_with_equal_settings_and_other_names_are_one_group(make_run, recipe) -> None:
@@ -184,6 +184,17 @@ def test_changes_to_a_shipped_recipe_are_listed(make_run) -> None:
     plain = load_recipe("digits")
     as_shipped = section_of(make_run("b", "fedavg", [0.5] * plain.training.rounds, recipe=plain)).about
     assert as_shipped[0] == f"Recipe digits: {plain.summary}."
+
+
+def test_the_device_is_named(make_run) -> None:
+    folder = make_run("a", "fedavg", [0.1, 0.2, 0.5])
+    info = json.loads((folder / "run.json").read_text())
+    for device, shown in (("cuda:0 (NVIDIA L4)", "device cuda:0 (NVIDIA L4)."), (None, "device cpu.")):
+        info["made_with"]["device"] = device
+        if device is None:  # runs from before there was a choice
+            del info["made_with"]["device"]
+        (folder / "run.json").write_text(json.dumps(info))
+        assert section_of(folder).about[2].endswith(shown)
 
 
 def test_a_report_does_not_call_a_function_that_a_recipe_names(make_run, recipe, tmp_path, monkeypatch) -> None:

@@ -411,6 +411,7 @@ def test_runs_with_the_same_first_round_train_it_once(
     assert cost.seconds(study, "paper") == pytest.approx(5 * (sum(map(cost.run_seconds, recipes)) - 6 * training))
 
     monkeypatch.setattr("fedbe.experiment.cohort_training.CACHE_AFTER_SECONDS", -1.0)
+    monkeypatch.setattr("fedbe.experiment.cohort_training.CACHE_SHARE", float("inf"))
     trained: list[int] = []
     original_map = ProcessPool.map
 

@@ -220,7 +220,7 @@ class Server:
             extras=self.method.extras,
         )
         state = layout.unpack(result.state)
-        _check_range(state)
+        _check_range(state, layout.dtype)
         self.round += 1
         self.memory, self.members = result.memory, result.members
         self.info = RoundInfo(self.round, result.clients, result.set_aside, result.info, result.capped)
@@ -409,10 +409,10 @@ def _method(method: str | Method, variant: str, settings: Mapping[str, Any]) -> 
     return get_method(method, variant, **settings)
 
 
-def _check_range(state: Mapping[str, Tensor]) -> None:
-    """A float16 model can overflow when the result is converted back."""
+def _check_range(state: Mapping[str, Tensor], checked: torch.dtype) -> None:
+    """A float16 model can overflow when the result is converted back from the dtype in which it was checked."""
     for name, tensor in state.items():
-        if tensor.is_floating_point() and not all_finite(tensor):
+        if tensor.is_floating_point() and tensor.dtype != checked and not all_finite(tensor):
             raise AggregationError(
                 f"the new '{name}' has values beyond the range of {tensor.dtype}: use a model in "
                 "float32 or bfloat16; the global model is unchanged"

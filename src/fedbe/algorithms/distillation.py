@@ -11,6 +11,7 @@ from torch.nn import functional
 from fedbe.algorithms.early_stopping import EarlyStopping
 from fedbe.algorithms.swa import SWASchedule, WeightAverage
 from fedbe.core.devices import to_device
+from fedbe.core.gradients import backward_in_parts, backward_whole
 from fedbe.core.inputs import Inputs, batches, hold_out
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.normalization import check_batch, recalibrate
@@ -201,15 +202,17 @@ def distill(
     targets = targets.to(runner.device)
     stopping = EarlyStopping(settings.distill_patience_epochs, runner, inputs, targets, held_out, loss_of)
     augmentation = generator if settings.augment else None
+    # A loss over labels is not a mean over all examples if it ignores some.
+    gradients = backward_in_parts if targets.is_floating_point() else backward_whole
     i = 0  # steps done
-    with global_rng(generator, runner.device):
+    with global_rng(generator, runner.device), gradients(runner, inputs) as backward:
         for _ in range(settings.distill_epochs):
             order = torch.randperm(len(learned), generator=generator)
             for chosen in batches(len(learned), settings.distill_batch_size, order):
                 i, index = i + 1, learned[chosen]
                 optimizer.zero_grad()
-                logits = runner.logits(inputs.batch(index, augmentation))
-                loss_of(logits, targets[to_device(index, runner.device)]).backward()  # type: ignore[no-untyped-call]
+                batch = inputs.batch(index, augmentation)
+                backward(batch, targets[to_device(index, runner.device)], loss_of)
                 optimizer.step(settings.step_size(i, steps) if swa is None else swa.step_size(i))
                 if swa is not None and swa.collects(i):
                     average.collect()

@@ -37,7 +37,9 @@ def show(recipe: RecipeName = "digits", changes: Overrides = None) -> None:
 
     settings = load_recipe(recipe, changes or ())
     method = settings.method_for()
-    typer.echo(tomli_w.dumps(dump_recipe(settings)))
+    typer.echo(tomli_w.dumps(dump_recipe(settings) | {"limits": settings.limits.model_dump(mode="json")}))
+    if settings.limits.client_weights == "declared":
+        typer.echo('# The server knows the sizes of the split; max_share caps only client_weights = "reported".')
     typer.echo(f"# {method.title} runs with these settings (recipe first, then variant, then defaults):")
     for line in tomli_w.dumps(method.settings()).splitlines():
         typer.echo(f"# {line}")

@@ -118,7 +118,11 @@ def cores() -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread, as worker processes do: the number of threads changes the last bits."""
+    """Compute with one thread.
+
+    Worker processes do, because the number of threads changes the last bits. Short passes over memory do, too: threads
+    that wait for the next one cost more than they gain.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -132,5 +136,9 @@ def server_threads(module: nn.Module) -> int:
 
     It depends on the model and the cores, not on the number of workers: threads change the last bits of the result.
     """
-    has_convolutions = any(isinstance(m, nn.Conv2d) for m in module.modules())
-    return cores() if has_convolutions else 1
+    return cores() if has_convolutions(module) else 1
+
+
+def has_convolutions(module: nn.Module) -> bool:
+    """Whether one pass is enough work for several threads."""
+    return any(isinstance(layer, nn.Conv2d) for layer in module.modules())

@@ -83,8 +83,9 @@ def check_labels(labels: Tensor, outputs: Tensor, ignored: int | None = None) ->
     """
     classes, shape = outputs.shape[1], list(outputs.shape[2:])
     if labels.is_floating_point() or list(labels.shape[1:]) != shape:
+        expected = ", ".join(["N", *map(str, shape)])
         raise SettingError(
-            f"`labels` must be whole numbers of shape {['N', *shape]} for the outputs {list(outputs.shape)}, because "
+            f"`labels` must be whole numbers of shape [{expected}] for the outputs {list(outputs.shape)}, because "
             f"fedbe is for single-label classification; got {labels.dtype} of shape {list(labels.shape)}"
         )
     if bool((((labels < 0) | (labels >= classes)) & (labels != ignored if ignored is not None else True)).any()):

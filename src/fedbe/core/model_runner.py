@@ -171,6 +171,20 @@ class ModelRunner:
             return False
         return True
 
+    def twin(self, *, shares_tensors: bool = True) -> "ModelRunner":
+        """A runner for another thread: it has a copy of the module, in its mode, with the same parameters and buffers.
+
+        Args:
+            shares_tensors: Whether these are the same tensors, or copies of them.
+
+        Raises:
+            ModelError: The module cannot be copied as it is now.
+        """
+        tensors = (*self.module.parameters(), *self.module.buffers()) if shares_tensors else ()
+        twin = copy.copy(self)
+        twin.module = _copy_of(self.module, {id(tensor): tensor for tensor in tensors})
+        return twin
+
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """The names and parameters that training may change, tied ones once.
 
@@ -201,9 +215,9 @@ def _set_memory_format(module: nn.Module, form: torch.memory_format) -> None:
             tensor.data = tensor.data.contiguous(memory_format=form)  # the tensor stays the same object
 
 
-def _copy_of(module: nn.Module) -> nn.Module:
+def _copy_of(module: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
     try:
-        return copy.deepcopy(module)
+        return copy.deepcopy(module, shared)
     except Exception as error:
         raise ModelError(f"`model` cannot be copied ({error}); give a module that copy.deepcopy accepts") from error
 

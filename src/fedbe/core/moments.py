@@ -1,15 +1,20 @@
 """Mean and variance of a stream of model states."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from fedbe.core.state import ModelState
+from fedbe.core.compute import one_thread
+from fedbe.core.state import PIECE, ModelState, pieces
 from fedbe.errors import StateError
 
-PIECE = 2**16  # elements that are merged at once: they stay in the processor's cache
+PARTS = ("params", "buffers")
+LERP_BELOW = 0.49  # torch's lerp is μ + s (w − μ) for s < 0.5: the bits of West's update in one operation
+Watch = Callable[
+    [str, int, int, Tensor], None
+]  # part ("params", "buffers"), number of the state and of its piece, values
 _Stream = tuple[ModelState, tuple[Tensor, Tensor] | None, float]  # mean, variance (None is zero) and total weight
 
 
@@ -64,8 +69,12 @@ class Moments:
         """
         self.add_all([(state, weight)])
 
-    def add_all(self, states: Iterable[tuple[ModelState, float]]) -> None:
+    def add_all(self, states: Iterable[tuple[ModelState, float]], watch: Watch | None = None) -> None:
         """Add pairs of a state and its weight, in this order. The result has the bits of one `add` after the other.
+
+        Args:
+            states: The pairs.
+            watch: Called with every piece of every state, while it is in the processor's cache.
 
         Raises:
             StateError: As in `add`; then nothing was added.
@@ -79,7 +88,7 @@ class Moments:
                     f"`state` must be a ModelState (Layout(model).pack(state_dict)), got {type(state).__name__}"
                 )
             streams.append((state, None, float(weight)))
-        self._merge(streams)
+        self._merge(streams, watch)
 
     def merge(self, other: "Moments") -> None:
         """Add everything that another stream has received, as in a tree of aggregators.
@@ -92,42 +101,49 @@ class Moments:
         if other._mean is not None:
             self._merge([(other._mean, other._variance, other.weight)])
 
-    def _merge(self, streams: Sequence[_Stream]) -> None:
-        if self._mean is None and streams:
-            self._start(*streams[0])
-            streams = streams[1:]
+    def _merge(self, streams: Sequence[_Stream], watch: Watch | None = None) -> None:
+        if not streams:
+            return
+        if is_start := self._mean is None:
+            self._allocate(*streams[0][:2])
         shares = []
         for _, _, weight in streams:
             self.weight += weight
             shares.append(weight / self.weight)
-        self._merge_vectors("params", 0, streams, shares)
-        self._merge_vectors("buffers", 1, streams, shares)
+        with one_thread():
+            for part in PARTS:
+                self._merge_part(part, streams, shares, is_start, watch)
         for mean, _, _ in streams:
             for name, counter in self.mean.counters.items():
                 torch.maximum(counter, mean.counters[name], out=counter)
 
-    def _start(self, mean: ModelState, variance: tuple[Tensor, Tensor] | None, weight: float) -> None:
-        self.weight, self._mean = weight, mean.clone()
+    def _allocate(self, mean: ModelState, variance: tuple[Tensor, Tensor] | None) -> None:
+        """The first state's variance, and memory for its mean, which is copied piece by piece."""
+        params, buffers = (f[0].new_empty(sum(map(len, f))) for f in map(mean.fragments, PARTS))
+        self._mean = ModelState(params, buffers, {name: counter.clone() for name, counter in mean.counters.items()})
         if variance is not None:
             self._variance = (variance[0].clone(), variance[1].clone())
         elif self._tracks_variance:
-            self._variance = (torch.zeros_like(mean.params), torch.zeros_like(mean.buffers))
+            self._variance = (torch.zeros_like(params), torch.zeros_like(buffers))
 
-    def _merge_vectors(self, part: str, number: int, streams: Sequence[_Stream], shares: Sequence[float]) -> None:
+    def _merge_part(
+        self, part: str, streams: Sequence[_Stream], shares: Sequence[float], is_start: bool, watch: Watch | None
+    ) -> None:
         """Merge one part of all streams, piece by piece: a piece of the mean stays in the cache for all of them."""
-        if not streams:
-            return
-        whole: Tensor = getattr(self.mean, part)
-        scratch = torch.empty_like(whole[:PIECE])
-        for start in range(0, len(whole), PIECE):
-            piece = slice(start, start + PIECE)
-            ours = whole[piece]
-            for (mean, variance, _), share in zip(streams, shares, strict=True):
-                delta = torch.sub(getattr(mean, part)[piece], ours, out=scratch[: len(ours)])
-                ours.add_(delta, alpha=share)
-                if self._variance is not None:
+        number = PARTS.index(part)
+        columns = [pieces(mean.fragments(part)) for mean, _, _ in streams]
+        for position, (ours, *values) in enumerate(zip(pieces(self.mean.fragments(part)), *columns, strict=True)):
+            piece = slice(position * PIECE, (position + 1) * PIECE)
+            for stream, (value, (_, variance, _), share) in enumerate(zip(values, streams, shares, strict=True)):
+                if watch is not None:
+                    watch(part, stream, position, value)
+                if is_start and stream == 0:
+                    ours.copy_(value)
+                elif self._variance is None:
+                    _move(ours, value, share)
+                else:
                     spread = self._variance[number][piece]
-                    spread.addcmul_(delta, delta, value=share).mul_(1 - share)
+                    _move_with_variance(ours, spread, value, share)
                     if variance is not None:
                         spread.add_(variance[number][piece], alpha=share)
 
@@ -150,8 +166,23 @@ class Moments:
         return self._variance
 
 
-def weighted_mean(states: Iterable[tuple[ModelState, float]]) -> ModelState:
-    """Σ_i (n_i/Σn) w_i over pairs of a state w_i and its weight n_i."""
+def _move(mean: Tensor, value: Tensor, share: float) -> None:
+    """μ ← μ + s (w − μ)."""
+    if share < LERP_BELOW:
+        mean.lerp_(value, share)
+    else:
+        mean.add_(value - mean, alpha=share)
+
+
+def _move_with_variance(mean: Tensor, variance: Tensor, value: Tensor, share: float) -> None:
+    """μ ← μ + s δ and V ← (1 − s)(V + s δ²)."""
+    delta = value - mean
+    mean.add_(delta, alpha=share)
+    variance.addcmul_(delta, delta, value=share).mul_(1 - share)
+
+
+def weighted_mean(states: Iterable[tuple[ModelState, float]], watch: Watch | None = None) -> ModelState:
+    """Σ_i (n_i/Σn) w_i over pairs of a state w_i and its weight n_i; `watch` as in `Moments.add_all`."""
     moments = Moments()
-    moments.add_all(states)
+    moments.add_all(states, watch)
     return moments.mean

@@ -53,19 +53,21 @@ def _check_local(path: str, package: str, folder: Path, error: type[FedBEError])
         spec = None
     if spec is None and package not in sys.builtin_module_names and package not in sys.stdlib_module_names:
         return  # there is no such module, and importing it says so
-    places = [] if spec is None else [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else ())]
-    if not places or not all(_is_project_file(Path(place).resolve(), folder) for place in places):
-        where = places[0] if places else "Python itself"
+    locations = (
+        [] if spec is None else [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else ())]
+    )
+    if not locations or not all(_is_project_file(Path(path).resolve(), folder) for path in locations):
+        where = locations[0] if locations else "Python itself"
         raise error(
             f"'{path}' would run code from {where}, which is not below the current directory: give --trust if you "
             "trust who named it"
         )
 
 
-def _is_project_file(place: Path, folder: Path) -> bool:
+def _is_project_file(file: Path, folder: Path) -> bool:
     """Whether a file is the project's own: below its folder, and not in an environment with packages of others."""
     installed = {"site-packages", "dist-packages"}
-    return place.is_relative_to(folder) and not installed.intersection(place.parts)
+    return file.is_relative_to(folder) and not installed.intersection(file.parts)
 
 
 def call_function(path: str, error: type[FedBEError], **arguments: Any) -> Any:

@@ -6,18 +6,21 @@ they are packed.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fedbe.core.compute import one_thread
 from fedbe.errors import FedBEError, ModelError, StateError
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 PLAIN_TENSORS = (Tensor, nn.Parameter)  # code of a subclass would run in every operation
 UNSUPPORTED_INTEGERS = (torch.uint16, torch.uint32, torch.uint64)
+PIECE = 2**17  # elements that are computed at once: they stay in the processor's cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +42,18 @@ class ModelState:
     buffers: Tensor
     counters: Mapping[str, Tensor]
 
+    def fragments(self, part: str) -> list[Tensor]:
+        """The vectors that make up `params` or `buffers`, one after the other. They must not be changed."""
+        return [getattr(self, part)]
+
     def clone(self) -> "ModelState":
         """A copy in new memory."""
         counters = {name: counter.clone() for name, counter in self.counters.items()}
-        return ModelState(self.params.clone(), self.buffers.clone(), counters)
+        return ModelState(torch.cat(self.fragments("params")), torch.cat(self.fragments("buffers")), counters)
 
     def finite(self) -> bool:
         """Whether no parameter and no buffer is NaN or infinite."""
-        return all_finite(self.params) and all_finite(self.buffers)
+        return all(all_finite(vector) for part in ("params", "buffers") for vector in self.fragments(part))
 
     def digest(self, *extras: Tensor) -> str:
         """SHA-256 of all numbers, and of `extras`. It orders updates without a client id independently of arrival."""
@@ -57,6 +64,75 @@ class ModelState:
         return content.hexdigest()
 
 
+class FragmentedState(ModelState):
+    """A state that is left where a message brought it: one vector for each tensor.
+
+    A mean and the guard's norms need only pieces of it. The flat vectors are made when something asks for them; the
+    fragments are then freed.
+
+    Args:
+        params, buffers: Consecutive vectors in the working dtype. They may share memory that must not be changed.
+        counters: As in `ModelState`.
+
+    Example:
+        >>> named = {"weight": torch.tensor([[1.0, 2.0]]), "bias": torch.tensor([3.0])}
+        >>> Layout(nn.Linear(2, 1)).gather(named).params
+        tensor([1., 2., 3.])
+    """
+
+    _fragments: dict[str, list[Tensor]]
+
+    def __init__(
+        self, params: Tensor | Sequence[Tensor], buffers: Tensor | Sequence[Tensor], counters: Mapping[str, Tensor]
+    ) -> None:
+        given = {"params": params, "buffers": buffers}  # tensors where `dataclasses.replace` makes a changed state
+        fragments = {part: [v] if isinstance(v, Tensor) else list(v) for part, v in given.items()}
+        object.__setattr__(self, "_fragments", fragments)
+        object.__setattr__(self, "counters", counters)
+
+    def fragments(self, part: str) -> list[Tensor]:
+        """The vectors that make up `params` or `buffers`, one after the other. They must not be changed."""
+        return self._fragments[part]
+
+    @cached_property
+    def params(self) -> Tensor:
+        """All parameters [P]."""
+        return self._join("params")
+
+    @cached_property
+    def buffers(self) -> Tensor:
+        """All floating-point buffers [B]."""
+        return self._join("buffers")
+
+    def _join(self, part: str) -> Tensor:
+        vector = torch.cat(self._fragments[part])
+        self._fragments[part] = [vector]
+        return vector
+
+
+def pieces(fragments: Iterable[Tensor]) -> Iterator[Tensor]:
+    """A vector that lies in consecutive fragments, in pieces of PIECE elements; a piece of one fragment is a view.
+
+    The cuts do not depend on the fragments, so element-wise results have the same bits for any of them.
+    """
+    parts: list[Tensor] = []
+    missing = PIECE
+    for fragment in fragments:
+        while len(fragment):
+            parts.append(fragment[:missing])
+            fragment = fragment[missing:]
+            missing -= len(parts[-1])
+            if not missing:
+                yield _joined(parts)
+                parts, missing = [], PIECE
+    if parts:
+        yield _joined(parts)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def all_finite(vector: Tensor) -> bool:
     """Whether no value is NaN or infinite. A finite sum proves it, many times faster than a look at each value.
 
@@ -64,7 +140,8 @@ def all_finite(vector: Tensor) -> bool:
         >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
         (True, False)
     """
-    return bool(torch.isfinite(vector.sum())) or bool(torch.isfinite(vector).all())
+    with one_thread():
+        return bool(torch.isfinite(vector.sum())) or bool(torch.isfinite(vector).all())
 
 
 @dataclass(frozen=True)
@@ -152,16 +229,19 @@ class Layout:
             StateError: A key, shape or dtype differs, the copies of a tied tensor differ, or a frozen parameter has
                 other values than the module's.
         """
+        return self.gather(named, what).clone()
+
+    def gather(self, named: Mapping[str, Tensor], what: str = "the state") -> FragmentedState:
+        """`pack` without a copy: the state shares the memory of `named`, which must not be changed any more."""
         if not isinstance(named, Mapping):
             raise StateError(f"{what} must be a mapping of names to tensors, got {type(named).__name__}")
         self._check_keys(named, what)
         counters = {}
         for name, (shape, dtype) in self.counters.items():
-            counter = _check_tensor(named[name], name, shape, dtype, what)
-            counters[name] = counter.detach().to(self.device, copy=True)
-        params, buffers = self._flatten(named, self.params, what), self._flatten(named, self.buffers, what)
+            counters[name] = _check_tensor(named[name], name, shape, dtype, what).detach().to(self.device)
+        params, buffers = (self._vectors(named, slots, what) for slots in (self.params, self.buffers))
         self.check_fixed(named, what)
-        return ModelState(params, buffers, counters)
+        return FragmentedState(params, buffers, counters)
 
     def check_fixed(self, named: Mapping[str, Tensor], what: str = "the state") -> None:
         """Raise a StateError if the copies of a tied tensor differ, or a frozen parameter is not the module's."""
@@ -180,7 +260,8 @@ class Layout:
         """A packed state as it is, after a check; a `state_dict` packed."""
         if not isinstance(state, ModelState):
             return self.pack(state, what)
-        self.check(state, what)
+        if not isinstance(state, FragmentedState):  # `gather` has checked those
+            self.check(state, what)
         return state
 
     def check(self, state: ModelState, what: str = "the state") -> None:
@@ -195,8 +276,9 @@ class Layout:
     def unpack(self, state: ModelState) -> dict[str, Tensor]:
         """A `state_dict` with new tensors: the names, order, shapes and dtypes of the layout, tied names included."""
         named = {n: t.clone() for n, t in state.counters.items()}
-        for slots, vector in ((self.params, state.params), (self.buffers, state.buffers)):
-            named |= {s.name: s.view(vector).to(s.dtype, copy=True) for s in slots}
+        with one_thread():
+            for slots, vector in ((self.params, state.params), (self.buffers, state.buffers)):
+                named |= {s.name: s.view(vector).to(s.dtype, copy=True) for s in slots}
         return {name: named[self.aliases.get(name, name)] for name in self.keys}
 
     def with_frozen(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -223,11 +305,10 @@ class Layout:
         """The named tensors of a vector [P], as views of it."""
         return {s.name: s.view(vector) for s in self.params}
 
-    def _flatten(self, named: Mapping[str, Tensor], slots: Sequence[Slot], what: str) -> Tensor:
-        flat = torch.empty(_total(slots), dtype=self.dtype, device=self.device)
-        for slot in slots:
-            slot.view(flat).copy_(_check_tensor(named[slot.name], slot.name, slot.shape, slot.dtype, what).detach())
-        return flat
+    def _vectors(self, named: Mapping[str, Tensor], slots: Sequence[Slot], what: str) -> list[Tensor]:
+        checked = (_check_tensor(named[s.name], s.name, s.shape, s.dtype, what) for s in slots)
+        vectors = [tensor.detach().to(self.device, self.dtype).reshape(-1) for tensor in checked]
+        return vectors or [torch.empty(0, dtype=self.dtype, device=self.device)]
 
     def _check_real(self, tensor: object, what: str, shape: torch.Size) -> Tensor:
         checked = _check_dense(tensor, what, shape)

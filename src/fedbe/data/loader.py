@@ -160,10 +160,10 @@ class BatchLoader:
         other.dtype = _floating(dtype)
         return other
 
-    def placed(self, place: Callable[[Tensor], Tensor]) -> Self:
-        """A loader whose data is where `place` puts it, such as on a device. Batches are then made there."""
+    def placed(self, move: Callable[[Tensor], Tensor]) -> Self:
+        """A loader whose data is where `move` puts it, such as on a device. Batches are then made there."""
         other = copy.copy(self)
-        other._inputs, other._scale, other._shift = place(self._inputs), place(self._scale), place(self._shift)
+        other._inputs, other._scale, other._shift = move(self._inputs), move(self._scale), move(self._shift)
         return other
 
     def share_(self) -> Self:

@@ -54,10 +54,10 @@ class PlainLoader:
         """A loader of other data."""
         return type(self)(data)
 
-    def placed(self, place: Callable[[Tensor], Tensor]) -> Self:
-        """A loader whose data is where `place` puts it, such as on a device. Batches are then made there."""
+    def placed(self, move: Callable[[Tensor], Tensor]) -> Self:
+        """A loader whose data is where `move` puts it, such as on a device. Batches are then made there."""
         other = copy.copy(self)
-        other._inputs = map_batch(place, self._inputs)
+        other._inputs = map_batch(move, self._inputs)
         return other
 
     def share_(self) -> Self:

@@ -87,8 +87,9 @@ def _from_text(source: str | PathLike[str], root: Path | None, seed: int) -> Dat
     kind, colon, rest = text.partition(":")
     if colon and rest and kind in {*FILE_KINDS, *DATASETS}:
         return _from_path(kind, Path(rest))
-    if Path(text).exists():
-        return _from_path(_kind_of(Path(text)), Path(text))
+    file, _ = tables.split_options(Path(text))  # a table may have options behind its path
+    if Path(text).exists() or (file.exists() and _kind_of(file) in ("csv", "parquet")):
+        return _from_path(_kind_of(file), Path(text))
     if is_function(text):
         return adapters.from_object(plugins.call_function(text, DataError))
     raise DataError(f"'{text}' is neither a known data set nor an existing path: {nearest(text, DATASETS)}")

@@ -2,8 +2,9 @@
 
 The names and formulas of attacks on models are those of ByzFL, for a client's change Δ = w − w̄ instead of a gradient;
 μ and σ are the mean and the standard deviation of the honest clients' changes, by coordinate. The attacks on
-predictions are those of Roux et al. (ICLR 2025). There a client sends predictions; here the server computes them from
-the client's model. So the strongest case is simulated: a model that looks honest and predicts what the attacker wants.
+predictions are those of Roux et al. (ICLR 2025), with their hidden forms. There a client sends predictions; here the
+server computes them from the client's model. So the strongest case is simulated: a model that looks honest and
+predicts what the attacker wants.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ class View:
     """What the hostile clients know.
 
     Attributes:
-        own: the changes that honest training would have given them, [a, P].
+        trained: the changes that honest training would have given them, [a, P].
         honest: the changes of the honest clients, [h, P].
         strength: the factor of the attack.
         combine: a change that all hostile clients would send, [P] -> the change that the server would make of the
@@ -38,7 +39,7 @@ class View:
         generator: for random numbers.
     """
 
-    own: Tensor
+    trained: Tensor
     honest: Tensor
     strength: float
     combine: Callable[[Tensor], Tensor]
@@ -51,12 +52,12 @@ ModelAttack = Callable[[View], Tensor]
 
 def sign_flip(view: View) -> Tensor:
     """−s · Δ: the way back, far."""
-    return -view.strength * view.own
+    return -view.strength * view.trained
 
 
 def scaled(view: View) -> Tensor:
     """s · Δ: much too far."""
-    return view.strength * view.own
+    return view.strength * view.trained
 
 
 def inner_product(view: View) -> Tensor:
@@ -83,37 +84,90 @@ def mimic(view: View) -> Tensor:
 
 def infinity(view: View) -> Tensor:
     """Infinite values."""
-    return torch.full_like(view.own, torch.inf)
+    return torch.full_like(view.trained, torch.inf)
 
 
 def gaussian(view: View) -> Tensor:
     """s · ε with ε ~ N(0, I)."""
-    return view.strength * torch.randn(view.own.shape, generator=view.generator, dtype=view.own.dtype)
+    return view.strength * torch.randn(view.trained.shape, generator=view.generator, dtype=view.trained.dtype)
 
 
-def loss_max(honest: Tensor) -> Tensor:
-    """The class that the honest clients find least likely. Mean predictions [J, classes, …] -> classes [J, …].
-
-    Example:
-        >>> loss_max(torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]]))
-        tensor([2, 0])
-    """
-    return honest.argmin(1)
+# An attack on predictions: those of the honest members [m, J, classes, …] and the hostile share of the vote -> what the
+# hostile members predict, [J, classes, …].
+VoteAttack = Callable[[Tensor, float], Tensor]
 
 
-def class_prior(honest: Tensor) -> Tensor:
-    """The class that is least like the honest clients' choice: the least correlated one over all inputs.
+def loss_max(honest: Tensor, share: float) -> Tensor:  # noqa: ARG001
+    """All on the class that the honest members find least likely.
 
     Example:
-        >>> class_prior(torch.tensor([[0.8, 0.2, 0.0], [0.3, 0.6, 0.1], [0.15, 0.05, 0.8]]))
-        tensor([2, 2, 0])
+        >>> loss_max(torch.tensor([[[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]]]), 0.4)
+        tensor([[0., 0., 1.],
+                [1., 0., 0.]])
     """
-    columns = honest.movedim(1, 0).flatten(1).double()
+    return _certain(honest.mean(0).argmin(1), honest)
+
+
+def class_prior(honest: Tensor, share: float) -> Tensor:  # noqa: ARG001
+    """All on the class that is least like the honest members' choice.
+
+    Example:
+        >>> class_prior(torch.tensor([[[0.8, 0.2, 0.0], [0.3, 0.6, 0.1], [0.15, 0.05, 0.8]]]), 0.4)
+        tensor([[0., 0., 1.],
+                [0., 0., 1.],
+                [1., 0., 0.]])
+    """
+    mean = honest.mean(0)
+    least_similar: Tensor = _similarity(mean).argmin(1)
+    return _certain(least_similar[mean.argmax(1)], honest)
+
+
+def hidden_loss_max(honest: Tensor, share: float) -> Tensor:
+    """`loss_max` that stays among the honest predictions: for each input a copy of one of them.
+
+    It is the p with the largest cross entropy between ȳ, the mean of the honest predictions, and the vote
+    (1 − share) ȳ + share p. Each prediction by itself is an honest one, so no bound on single predictions finds it.
+
+    Example:
+        >>> hidden_loss_max(torch.tensor([[[0.9, 0.1]], [[0.6, 0.4]], [[0.8, 0.2]]]), 0.4)
+        tensor([[0.6000, 0.4000]])
+    """
+    mean = honest.mean(0)
+    vote = ((1 - share) * mean + share * honest).clamp(min=1e-12)
+    return _copied(honest, -(mean * vote.log()).sum(2))
+
+
+def hidden_class_prior(honest: Tensor, share: float) -> Tensor:  # noqa: ARG001
+    """`class_prior` that stays among the honest predictions: a copy of the one that is least like the honest choice.
+
+    Example:
+        >>> one = torch.tensor([[0.8, 0.2, 0.0], [0.3, 0.6, 0.1], [0.15, 0.05, 0.8]])
+        >>> bool(torch.equal(hidden_class_prior(one[None], 0.4), one))
+        True
+    """
+    mean = honest.mean(0)
+    similarity = _similarity(mean)[mean.argmax(1)].movedim(-1, 1)  # of each class to the choice, [J, classes, …]
+    return _copied(honest, -(similarity * honest).sum(2))
+
+
+def _similarity(mean: Tensor) -> Tensor:
+    """The correlation of classes over all inputs. Predictions [J, classes, …] -> [classes, classes]."""
+    columns = mean.movedim(1, 0).flatten(1).double()
     columns = columns - columns.mean(1, keepdim=True)
     norms = columns.norm(dim=1).clamp(min=1e-12)
-    similarity = columns @ columns.T / norms.outer(norms)
-    least_similar: Tensor = similarity.argmin(1)
-    return least_similar[honest.argmax(1)]
+    correlation: Tensor = columns @ columns.T / norms.outer(norms)
+    return correlation
+
+
+def _certain(classes: Tensor, honest: Tensor) -> Tensor:
+    """Probability 1 for these classes [J, …]."""
+    return one_hot(classes, honest.shape[2]).movedim(-1, 1).to(honest.dtype)
+
+
+def _copied(honest: Tensor, score: Tensor) -> Tensor:
+    """For each input the prediction of the honest member with the largest score [m, J, …]."""
+    chosen = score.argmax(0).unsqueeze(0).unsqueeze(2)
+    return honest.gather(0, chosen.expand(1, *honest.shape[1:]))[0]
 
 
 # Attacks on models with the usual strength of each, and attacks on predictions. The remaining one is on labels.
@@ -127,7 +181,12 @@ MODEL_ATTACKS: Mapping[str, tuple[ModelAttack, float]] = {
     "infinity": (infinity, 1.0),
     "gaussian": (gaussian, 1.0),
 }
-VOTE_ATTACKS: Mapping[str, Callable[[Tensor], Tensor]] = {"loss-max": loss_max, "class-prior": class_prior}
+VOTE_ATTACKS: Mapping[str, VoteAttack] = {
+    "loss-max": loss_max,
+    "class-prior": class_prior,
+    "hidden-loss-max": hidden_loss_max,
+    "hidden-class-prior": hidden_class_prior,
+}
 ATTACKS = (LABEL_FLIP, *MODEL_ATTACKS, *VOTE_ATTACKS)
 
 
@@ -193,9 +252,9 @@ class Attacker:
             given = [*(with_change(u, change) for u in hostile), *honest]
             return _server_mean(given, previous, settings) - previous.params
 
-        own = torch.stack([u.state.params for u in hostile]) - previous.params
-        view = View(own, rows, usual if self.strength is None else self.strength, combine, generator)
-        changes = rule(view).expand_as(own)
+        trained = torch.stack([u.state.params for u in hostile]) - previous.params
+        view = View(trained, rows, usual if self.strength is None else self.strength, combine, generator)
+        changes = rule(view).expand_as(trained)
         return {u.client_id: with_change(u, change).state for u, change in zip(hostile, changes, strict=True)}
 
     def predictor(self, predictor: Predictor) -> Predictor:
@@ -208,8 +267,7 @@ class Attacker:
             listed = list(members)
             given = list(predictor(listed))
             honest = [p for m, p in zip(listed, given, strict=True) if m.name not in names] or given
-            classes = attack(torch.stack(honest).mean(0))
-            wanted = one_hot(classes, given[0].shape[1]).movedim(-1, 1).to(given[0].dtype)
+            wanted = attack(torch.stack(honest), 1 - len(honest) / len(given))
             return (wanted if m.name in names else p for m, p in zip(listed, given, strict=True))
 
         return predict

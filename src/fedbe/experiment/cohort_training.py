@@ -1,5 +1,6 @@
 """The local training of one round: jobs for the cohort, progress, and a cache of the clients that have finished."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,14 @@ from fedbe.experiment.simulation import Simulation
 
 Progress = Callable[[str, int, int], None]  # phase, done, total
 
-# Finished clients are written to the cache when the round has trained this long, or when the run is stopped.
+# Finished clients are written to the cache when the round has trained this long and the writing takes no more than this
+# share of the time; and when the run is stopped.
 CACHE_AFTER_SECONDS = 5.0
+CACHE_SHARE = 0.02
+
+# If the models of a cohort need more memory than this, each is read from its file in the cache, page by page as it is
+# used: the memory of a round does not grow with its cohort.
+IN_MEMORY_MB = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +66,10 @@ class CohortTraining:
         self._trained: dict[int, Trained] = {}
         self._failed: dict[int, str] = {}
         self._unsaved: list[tuple[TrainJob, Trained, float]] = []
+        self._save_seconds = 0.0
+        vectors = 1 + len(sim.method.extras)
+        cohort_mb = len(self._jobs) * vectors * state.model.params.nbytes / 2**20
+        self._stays_on_disk = cohort_mb > IN_MEMORY_MB
 
     def run(self) -> TrainedCohort:
         """Train all clients that the cache does not have.
@@ -93,8 +104,11 @@ class CohortTraining:
 
         def done(number: int, outcome: Outcome) -> None:
             self._note(jobs[number], outcome)
-            if time.perf_counter() - begin > CACHE_AFTER_SECONDS:
+            elapsed = time.perf_counter() - begin
+            if self._stays_on_disk:
                 self._save()
+            elif elapsed > CACHE_AFTER_SECONDS:
+                self._save(CACHE_SHARE * elapsed)
             self._show_progress()
 
         try:
@@ -118,9 +132,15 @@ class CohortTraining:
             self._trained[job.client] = outcome.value
             self._unsaved.append((job, outcome.value, outcome.seconds))
 
-    def _save(self) -> None:
-        while self._cache is not None and self._unsaved:
-            self._cache.save(*self._unsaved.pop())
+    def _save(self, allowed: float = math.inf) -> None:
+        """Write finished clients, until this round has spent the allowed seconds on writing."""
+        while self._cache is not None and self._unsaved and self._save_seconds <= allowed:
+            begin = time.perf_counter()
+            job, trained, seconds = self._unsaved.pop()
+            self._cache.save(job, trained, seconds)
+            if self._stays_on_disk and (saved := self._cache.load(job)):
+                self._trained[job.client] = saved[0]
+            self._save_seconds += time.perf_counter() - begin
 
     def _show_progress(self) -> None:
         self._progress("clients", len(self._trained) + len(self._failed), len(self._jobs))

@@ -140,9 +140,9 @@ class Federation:
         """The federation with its inputs on a device, copied there once. Labels and indices stay on the host."""
         if device == CPU:
             return self
-        place = cache(lambda tensor: tensor.to(device))  # the loaders share tensors
-        server = None if self.server is None else self.server.placed(place)
-        return replace(self, train=self.train.placed(place), test=self.test.placed(place), server=server)
+        move = cache(lambda tensor: tensor.to(device))  # the loaders share tensors
+        server = None if self.server is None else self.server.placed(move)
+        return replace(self, train=self.train.placed(move), test=self.test.placed(move), server=server)
 
     def share_(self) -> Self:
         """Move all data into shared memory, so that worker processes read it without a copy."""

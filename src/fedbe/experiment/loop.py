@@ -31,6 +31,7 @@ def execute(
     should_stop: Callable[[], bool] = lambda: False,
     task: Task | None = None,
     first_round: Path | None = None,
+    device: str | None = None,
 ) -> bool:
     """Train a run from its last checkpoint, or from the start, until its last round.
 
@@ -41,6 +42,7 @@ def execute(
         should_stop: Called between clients and rounds; True stops the run.
         task: The data set, if it is already loaded; default: the one that the recipe names.
         first_round: A folder where runs with the same first round share its trained clients. The caller removes it.
+        device: Which of the run's devices to use; default: all of them.
 
     Returns:
         True if the run is finished, False if `should_stop` ended it before.
@@ -51,9 +53,10 @@ def execute(
         BusyError: Another process trains this run.
     """
     info, recipe = run_folder.read_info(folder), run_folder.read_recipe(folder)
-    with locked(folder), _full_memory_as_sentence(info.device):
+    device = device or info.device
+    with locked(folder), _full_memory_as_sentence(device):
         federation = prepare(recipe, info.seed, task)
-        sim = make_simulation(recipe, info.method, info.seed, info.precision, federation, executor, info.device)
+        sim = make_simulation(recipe, info.method, info.seed, info.precision, federation, executor, device)
         identity = provenance.identity(recipe, info.method, info.seed, info.precision, federation)
         state = checkpoint.latest(folder, identity) or RunState(0, sim.runner.read())
         run_folder.drop_rounds_after(folder, state.round)

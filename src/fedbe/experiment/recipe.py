@@ -135,7 +135,7 @@ class Evaluation(Section):
     clients: bool = False
 
 
-class Limits(Section):
+class GuardLimits(Section):
     """The limits of the server's guard; `fedbe.algorithms.server.limits` explains them.
 
     Attributes:
@@ -204,7 +204,7 @@ class Recipe(Section):
     evaluation: Evaluation = Evaluation()
     settings: dict[str, Any] = {}
     method_settings: dict[str, dict[str, Any]] = {}
-    limits: Limits = Limits()
+    limits: GuardLimits = GuardLimits()
     attack: Attack | None = None
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fedbe.errors import RecipeError, nearest
-from fedbe.experiment.recipe import Limits, Recipe
+from fedbe.experiment.recipe import GuardLimits, Recipe
 
 SHIPPED = Path(__file__).parent / "recipes"
 
@@ -66,7 +66,7 @@ def dump_recipe(recipe: Recipe) -> dict[str, Any]:
 
     Default limits are left out, too: recipes from before there were limits keep their identity.
     """
-    default_limits = {"limits"} if recipe.limits == Limits() else set()
+    default_limits = {"limits"} if recipe.limits == GuardLimits() else set()
     return recipe.model_dump(mode="json", exclude_none=True, exclude=default_limits)
 
 

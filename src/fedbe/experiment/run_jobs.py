@@ -65,6 +65,7 @@ class RunJob:
         first_round: A folder where runs with the same first round share its trained clients.
         trackers: Names of trackers; see `trackers.make_tracker`.
         stop_file: The run stops when this file exists.
+        position: Of a whole run among others: they take the devices of a plan in turn.
     """
 
     folder: Path
@@ -72,6 +73,7 @@ class RunJob:
     first_round: Path | None = None
     trackers: tuple[str, ...] = ()
     stop_file: Path | None = None
+    position: int | None = None
 
     @property
     def name(self) -> str:
@@ -116,9 +118,15 @@ class RunJob:
 
     def _execute(self, executor: Executor, callback: Callback, should_stop: Callable[[], bool]) -> bool:
         callbacks = CallbackList([callback, *(make_tracker(name, self.folder) for name in self.trackers)])
-        task = _load_task(self.recipe.data.source)
+        device = run_folder.read_info(self.folder).device
         return loop.execute(
-            self.folder, executor, callbacks, should_stop=should_stop, task=task, first_round=self.first_round
+            self.folder,
+            executor,
+            callbacks,
+            should_stop=should_stop,
+            task=_load_task(self.recipe.data.source),
+            first_round=self.first_round,
+            device=device if self.position is None else Plan(device=device).for_worker(self.position).device,
         )
 
     def _is_stopped(self) -> bool:
@@ -174,7 +182,10 @@ def _execute_whole(
 ) -> bool:
     """Train whole runs in the workers of the executor. The first error stops all of them."""
     stop_file = jobs[0].folder.parent.absolute() / f".stop-{uuid4().hex}"
-    ordered = [replace(job, folder=job.folder.absolute(), stop_file=stop_file) for job in interleaved(jobs, executor)]
+    ordered = [
+        replace(job, folder=job.folder.absolute(), stop_file=stop_file, position=position)
+        for position, job in enumerate(interleaved(jobs, executor))
+    ]
     errors: list[str] = []
     stops = threading.Event()
 

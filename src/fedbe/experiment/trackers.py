@@ -120,8 +120,8 @@ class MlflowTracker(Callback):
 
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedbe")
-        found = self._client.get_experiment_by_name(name)
-        experiment: str = self._client.create_experiment(name) if found is None else found.experiment_id
+        existing = self._client.get_experiment_by_name(name)
+        experiment: str = self._client.create_experiment(name) if existing is None else existing.experiment_id
         return experiment
 
     def round_ended(self, record: Record) -> None:
@@ -156,14 +156,14 @@ def scalars(record: Record, prefix: str = "") -> dict[str, float]:
     >>> scalars({"round": 3, "test": {"accuracy": 0.5}, "clients": [1, 2]})
     {'test/accuracy': 0.5}
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in record.items():
         path = f"{prefix}{name}"
         if isinstance(value, dict):
-            found |= scalars(value, f"{path}/")
+            numbers |= scalars(value, f"{path}/")
         elif isinstance(value, int | float) and path != "round":
-            found[path] = float(value)
-    return found
+            numbers[path] = float(value)
+    return numbers
 
 
 def _settings(folder: Path) -> dict[str, Any]:

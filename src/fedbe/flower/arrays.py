@@ -10,9 +10,8 @@ Extras (SCAFFOLD's control variates) travel in the same record under a prefix.
 
 import ast
 import math
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -21,12 +20,11 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor, nn
 
-from fedbe.core.state import Layout, ModelState, Slot
+from fedbe.core.state import Layout, ModelState
 from fedbe.errors import StateError
 
 PREFIX = "fedbe/"  # no module uses names that start like this
 LENGTH_BYTES = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}  # .npy version: bytes of the header's length field
-POOL_BYTES = 2**29  # that a server keeps between rounds
 MAX_HEADER = 10_000  # bytes of a .npy header; numpy's own limit for untrusted files
 ArraySpec = Mapping[str, tuple[torch.Size, torch.dtype]]  # name -> shape and dtype
 
@@ -76,62 +74,18 @@ def from_record(record: ArrayRecord, model: nn.Module) -> dict[str, Tensor]:
     return layout.with_frozen(read_state(split_extras(record)[0], layout, "the record"))
 
 
-class VectorPool:
-    """Vectors that are used again when nothing else refers to them any more.
-
-    To clear the pages of new memory costs more than the copy into it. NumPy's reference count says who still uses a
-    vector: the tensors that share its memory count, too.
-
-    Args:
-        limit: how many bytes may wait for the next round.
-
-    Example:
-        >>> pool = VectorPool()
-        >>> first = pool.take(3, np.dtype("float32"))
-        >>> pool.take(3, np.dtype("float32")) is first  # still in use
-        False
-        >>> address = id(first)
-        >>> del first
-        >>> id(pool.take(3, np.dtype("float32"))) == address
-        True
-    """
-
-    def __init__(self, limit: int = POOL_BYTES) -> None:
-        self._limit = limit
-        self._vectors: list[Any] = []
-
-    def take(self, size: int, dtype: "np.dtype[Any]") -> Any:
-        """A vector with any content."""
-        for position in range(len(self._vectors)):
-            vector = self._vectors[position]
-            if sys.getrefcount(vector) == 3 and vector.size == size and vector.dtype == dtype:  # the pool, here, there
-                return vector
-        new = np.empty(size, dtype)
-        if sum(vector.nbytes for vector in self._vectors) + new.nbytes <= self._limit:
-            self._vectors.append(new)
-        return new
-
-
-def pack_state(arrays: Mapping[str, Array], layout: Layout, what: str, pool: VectorPool | None = None) -> ModelState:
+def pack_state(arrays: Mapping[str, Array], layout: Layout, what: str) -> ModelState:
     """The model in a record. StateError if it does not fit the layout; `what` names it.
 
-    It is `layout.pack(read_state(…))` with one copy instead of three, into memory of the pool.
+    It is `layout.pack(read_state(…))` without copies: the state shares the bytes of the message.
     """
     arrays = _by_name(arrays, layout)
-    spec = _complete_spec(arrays, layout)
-    check_names(arrays, spec, what)
-    fixed = {*layout.aliases, *layout.aliases.values(), *layout.frozen} & spec.keys()
-    layout.check_fixed({n: _to_tensor(arrays[n], *spec[n], f"{what}: '{n}'") for n in fixed}, what)
-    counters = {n: _to_tensor(arrays[n], *spec[n], f"{what}: '{n}'").to(layout.device) for n in layout.counters}
-    pool = pool or VectorPool()
-    params, buffers = (_pack(arrays, slots, layout, what, pool) for slots in (layout.params, layout.buffers))
-    return ModelState(params, buffers, counters)
+    return layout.gather(view_arrays(arrays, _complete_spec(arrays, layout), what), what)
 
 
 def pack_params(arrays: Mapping[str, Array], layout: Layout, what: str) -> Tensor:
     """A vector [P] from arrays that have one number for each parameter, such as SCAFFOLD's control variates."""
-    check_names(arrays, params_spec(layout), what)
-    return _pack(arrays, [replace(slot, dtype=layout.dtype) for slot in layout.params], layout, what, VectorPool())
+    return layout.pack_params(view_arrays(arrays, params_spec(layout), what), what)
 
 
 def is_positional(arrays: Mapping[str, Array], layout: Layout) -> bool:
@@ -160,14 +114,6 @@ def frozen_arrays(record: Mapping[str, Array], layout: Layout) -> dict[str, Arra
 def _by_name(arrays: Mapping[str, Array], layout: Layout) -> Mapping[str, Array]:
     names = layout.keys if len(arrays) == len(layout.keys) else layout.all_keys
     return dict(zip(names, arrays.values(), strict=True)) if is_positional(arrays, layout) else arrays
-
-
-def _pack(arrays: Mapping[str, Array], slots: Sequence[Slot], layout: Layout, what: str, pool: VectorPool) -> Tensor:
-    flat = pool.take(slots[-1].stop if slots else 0, torch.empty(0, dtype=layout.dtype).numpy().dtype)
-    for slot in slots:
-        values = _read_array(arrays[slot.name], slot.shape, slot.dtype, f"{what}: '{slot.name}'")
-        flat[slot.start : slot.stop].reshape(slot.shape)[...] = values
-    return torch.from_numpy(flat).to(layout.device)
 
 
 def state_spec(layout: Layout) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -212,8 +158,18 @@ def split_extras(record: Mapping[str, Array]) -> tuple[dict[str, Array], dict[st
 
 def read_arrays(arrays: Mapping[str, Array], spec: ArraySpec, what: str) -> dict[str, Tensor]:
     """Tensors of exactly the names, shapes and dtypes in `spec`. StateError if the arrays differ; `what` names them."""
+    return {n: t.clone(memory_format=torch.contiguous_format) for n, t in view_arrays(arrays, spec, what).items()}
+
+
+def view_arrays(arrays: Mapping[str, Array], spec: ArraySpec, what: str) -> dict[str, Tensor]:
+    """As `read_arrays`, without copies: the tensors share the bytes of the message and must not be changed."""
     check_names(arrays, spec, what)
-    return {name: _to_tensor(arrays[name], shape, dtype, f"{what}: '{name}'") for name, (shape, dtype) in spec.items()}
+    tensors = {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing writes to it
+        for name, (shape, dtype) in spec.items():
+            tensors[name] = torch.from_numpy(_read_array(arrays[name], shape, dtype, f"{what}: '{name}'")).to(dtype)
+    return tensors
 
 
 def check_names(arrays: Mapping[str, Array], spec: ArraySpec, what: str) -> None:
@@ -227,11 +183,6 @@ def check_names(arrays: Mapping[str, Array], spec: ArraySpec, what: str) -> None
 def _to_numpy(tensor: Tensor) -> Any:
     tensor = tensor.detach().cpu()
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().numpy()
-
-
-def _to_tensor(array: Array, shape: torch.Size, dtype: torch.dtype, what: str) -> Tensor:
-    # A copy, because the bytes of a message are read-only.
-    return torch.from_numpy(_read_array(array, shape, dtype, what).copy(order="C")).to(dtype)
 
 
 def _read_array(array: Array, shape: torch.Size, dtype: torch.dtype, what: str) -> Any:

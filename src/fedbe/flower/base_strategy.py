@@ -27,7 +27,6 @@ from fedbe.experiment.recorder import RunRecorder, round_line
 from fedbe.experiment.run_state import RunState
 from fedbe.flower import messages
 from fedbe.flower.arrays import (
-    VectorPool,
     frozen_arrays,
     is_positional,
     pack_state,
@@ -108,9 +107,8 @@ class MethodStrategy(FlowerFedAvg):
         self._evaluate_messages: list[Message] = []
         self._previous: ModelState | None = None  # the global model of the current round
         self._frozen: dict[str, Array] = {}  # frozen parameters that the global model has: they travel, too
-        self._positional = False  # whether the global model came as a plain list of arrays
+        self._positional = False  # whether the global model was received as a plain list of arrays
         self._round_start = 0.0
-        self._pool = VectorPool()
 
     def start(
         self,
@@ -237,9 +235,7 @@ class MethodStrategy(FlowerFedAvg):
         if not self._train_messages:
             return None, None
         layout = self.server.runner.layout
-        received = RoundReplies(
-            replies, self._train_messages, self.nodes, self.method, layout, self.weighted_by_key, self._pool
-        )
+        received = RoundReplies(replies, self._train_messages, self.nodes, self.method, layout, self.weighted_by_key)
         received.log_count("aggregate_train")
         self.server.total_clients = self._total_clients or self.nodes.count
         assert self._previous is not None, "`configure_train` sets it"
@@ -316,7 +312,7 @@ class MethodStrategy(FlowerFedAvg):
         )
 
     def _read_model(self, arrays: ArrayRecord) -> ModelState:
-        return pack_state(split_extras(arrays)[0], self.server.runner.layout, "the global model", self._pool)
+        return pack_state(split_extras(arrays)[0], self.server.runner.layout, "the global model")
 
     def _sample(self, grid: Grid, fraction: float, minimum: int, role: str, number: int) -> list[int]:
         """Nodes for one role in one round, drawn with the server's seed."""

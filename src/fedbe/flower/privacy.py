@@ -37,7 +37,7 @@ def check_wrapper(method: Method) -> None:
 
 
 def _calling_wrapper() -> str | None:
-    """The name of the wrapper on the call stack. A strategy is not told who wraps it."""
+    """The name of the wrapper on the call stack. A strategy cannot see who wraps it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         caller = frame.f_locals.get("self")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedbe.core.files import write_json
@@ -20,6 +20,7 @@ from fedbe.errors import ExtraError, RunError
 
 MARK = "FEDBE_PROCESS"
 PROC = Path("/proc")
+KILL_SECONDS = 5.0  # so long killed processes are waited for
 _children: dict[tuple[int, str], "subprocess.Popen[bytes]"] = {}  # (pid, mark) -> child of this process, until reaped
 
 
@@ -32,7 +33,11 @@ def executable(name: str) -> str:
 
 
 def start(folder: Path, name: str, command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Start a process and return its pid. It gets its own session, so that it can be stopped with its children."""
+    """Start a process and return its pid. It gets its own session, so that it can be stopped with its children.
+
+    An earlier process of that name may have been killed, and its children may still run: they are stopped first.
+    """
+    stop(folder, [name])
     mark = uuid.uuid4().hex
     with (folder / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(
@@ -64,15 +69,6 @@ def running_pid(folder: Path, name: str) -> int | None:
     return None
 
 
-def _orphaned_group(folder: Path, name: str) -> int | None:
-    """The process group of an ended process whose children still run. While they do, its pid is not reused.
-
-    Without /proc (macOS) such children are not found. Flower's children end by themselves when their parent has ended.
-    """
-    pid, mark = _read_pid_file(folder, name)
-    return pid if pid and any(_has_mark(member, mark) for member in _group_members(pid)) else None
-
-
 def _read_pid_file(folder: Path, name: str) -> tuple[int, str]:
     try:
         content = json.loads((folder / f"{name}.pid").read_text())
@@ -84,27 +80,31 @@ def _read_pid_file(folder: Path, name: str) -> tuple[int, str]:
 def stop(folder: Path, names: Sequence[str], seconds: float = 10.0) -> list[str]:
     """Stop processes and their children: SIGTERM to all, then, after `seconds`, SIGKILL to what is left.
 
+    Children with a session of their own (Flower's SuperExec) end by themselves when their parent has ended. They are
+    waited for, and killed if they do not end.
+
     Returns:
-        The names of the processes that were running.
+        The names of the processes that were running, or whose children were.
     """
-    pids = {name: running_pid(folder, name) or _orphaned_group(folder, name) for name in names}
-    running = {name: pid for name, pid in pids.items() if pid is not None}
-    for pid in running.values():
-        _signal_group(pid, signal.SIGTERM)
+    running = [name for name in names if _family(folder, name)]
+    for name in running:
+        pid = _read_pid_file(folder, name)[0]
+        if running_pid(folder, name) is None or not _signal(os.killpg, pid, signal.SIGTERM):
+            for member in _family(folder, name):
+                _signal(os.kill, member, signal.SIGTERM)
     deadline = time.monotonic() + seconds
-    for name, pid in running.items():
-        _wait_for_end(folder, name, pid, deadline)
-        _signal_group(pid, signal.SIGKILL)
+    for name in running:
+        while (left := _family(folder, name)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for member in left:
+            _signal(os.kill, member, signal.SIGKILL)
+        while left and any(map(_is_alive, left)) and time.monotonic() < deadline + KILL_SECONDS:
+            time.sleep(0.02)  # a process ends a moment after the signal
         if child := _children.pop(_read_pid_file(folder, name), None):
             child.wait()
     for name in names:
         (folder / f"{name}.pid").unlink(missing_ok=True)
-    return list(running)
-
-
-def _wait_for_end(folder: Path, name: str, pid: int, deadline: float) -> None:
-    while (running_pid(folder, name) or _signal_group(pid, 0)) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    return running
 
 
 def names(folder: Path) -> list[str]:
@@ -135,13 +135,31 @@ def free_ports(count: int) -> list[int]:
             one.close()
 
 
-def _signal_group(pid: int, number: int) -> bool:
-    """Send a signal (0: none) to a process group. False if the group does not exist or is not ours."""
+def _signal(send: Callable[[int, int], None], pid: int, number: int) -> bool:
+    """Send a signal to a process or a group. False if it does not exist or is not ours."""
     try:
-        os.killpg(pid, number)
+        send(pid, number)
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process has not ended. Without /proc that is unknown, and the answer is no."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _family(folder: Path, name: str) -> set[int]:
+    """The pids of a started process and its children that still run; they all have its mark.
+
+    Without /proc (macOS) the children are not found. Flower's children end by themselves when their parent has ended.
+    """
+    mark, pid = _read_pid_file(folder, name)[1], running_pid(folder, name)
+    found = {int(path.name) for path in PROC.glob("[0-9]*") if mark and _has_mark(int(path.name), mark)}
+    return found if pid is None else {pid, *found}
 
 
 def _has_mark(pid: int, mark: str) -> bool:
@@ -154,13 +172,3 @@ def _has_mark(pid: int, mark: str) -> bool:
         return entry in ps.stdout.split()
     except OSError:  # it has ended, it belongs to another user, or `ps` is not installed
         return False
-
-
-def _group_members(group: int) -> Iterator[int]:
-    """The pids of a process group."""
-    for path in PROC.glob("[0-9]*/stat"):
-        try:
-            if path.read_text(errors="replace").rpartition(")")[2].split()[2] == str(group):
-                yield int(path.parent.name)
-        except (OSError, IndexError):  # it has just ended
-            continue

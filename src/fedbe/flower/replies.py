@@ -15,7 +15,7 @@ from fedbe.core.state import Layout
 from fedbe.core.updates import ClientId, ClientUpdate
 from fedbe.errors import StateError
 from fedbe.flower import messages
-from fedbe.flower.arrays import VectorPool, pack_params, pack_state, split_extras
+from fedbe.flower.arrays import pack_params, pack_state, split_extras
 from fedbe.flower.nodes import NodeManager, log, sender
 
 # The function that Flower's FedAvg uses if the user gives none.
@@ -48,10 +48,8 @@ class RoundReplies:
         method: Method,
         layout: Layout,
         weight_key: str,
-        pool: VectorPool | None = None,
     ) -> None:
         self._node_manager, self._method, self._layout, self._weight_key = nodes, method, layout, weight_key
-        self._pool = pool or VectorPool()
         self._messages = [(sender(m, sent), m) for m in replies]
         self.nodes = {node for node, _ in self._messages}
         self.valid: dict[ClientId, ValidReply] = {}
@@ -110,7 +108,7 @@ class RoundReplies:
 
     def _read_record(self, record: ArrayRecord, examples: float, client: ClientId) -> ClientUpdate:
         arrays, extras = split_extras(record)
-        state = pack_state(arrays, self._layout, "its state", self._pool)
+        state = pack_state(arrays, self._layout, "its state")
         packed = {}
         for name in self._method.extras:
             if name not in extras:

@@ -30,10 +30,9 @@ def accuracy(group: RunGroup) -> Chart | None:
         return None
     title = "Test accuracy by round"
     if ends := _last_points(group, value):
-        best, end = max(ends.items(), key=lambda pair: pair[1].y)
-        so_far = " so far" if group.unfinished else ""
-        highest = f"the highest accuracy{so_far}, " if len(series) > 1 else ""
-        title = f"{best} reaches {highest}{end.y:.1f} % after {_rounds(int(end.x))}"
+        ranked = sorted(ends.items(), key=lambda pair: -pair[1].y)
+        rounds = _rounds(int(max(end.x for end in ends.values())))
+        title = f"After {rounds}{' so far' if group.unfinished else ''}: {_values(ranked, ' %')}"
     caption = f"Test accuracy by round. {how_to_read(group.runs)}."
     panels = [Panel(series=series)]
     return line_chart("accuracy", title, caption, panels, ACCURACY, "%", uneven_note(panels))
@@ -98,9 +97,8 @@ def calibration(group: RunGroup) -> Chart | None:
         return None
     title = "How far stated confidence is from accuracy, by round"
     if ends := _last_points(group, value):
-        best, end = min(ends.items(), key=lambda pair: pair[1].y)
-        least = "" if len(series) == 1 else ", the least of all methods"
-        title = f"{best} is off by {end.y:.1f} points when it says how sure it is{least}"
+        ranked = sorted(ends.items(), key=lambda pair: pair[1].y)
+        title = f"Stated confidence is off by: {_values(ranked, ' points')}"
     caption = (
         "Expected calibration error (ECE, 15 bins) on the test data by round: the mean distance between confidence "
         f"and accuracy. 0 is best. {how_to_read(group.runs)}."
@@ -156,6 +154,16 @@ def _over_or_under(means: Sequence[Dot]) -> str:
     worst = max(means, key=lambda d: abs(d.y - d.x))
     gap = worst.y - worst.x
     return f"{worst.label} is {'under' if gap > 0 else 'over'}confident by {abs(gap):.1f} points"
+
+
+def _values(ranked: Sequence[tuple[str, Point]], unit: str) -> str:
+    """The first three values, without a word like "best": only the section's headline knows what may be chance.
+
+    >>> _values([("FedBE", Point(3, 92.8, None, None, 1)), ("FedAvg", Point(3, 85.5, None, None, 1))], " %")
+    'FedBE 92.8 %, FedAvg 85.5 %'
+    """
+    more = f", and {len(ranked) - 3} more" if len(ranked) > 3 else ""
+    return ", ".join(f"{title} {end.y:.1f}{unit}" for title, end in ranked[:3]) + more
 
 
 def _last_points(group: RunGroup, value: Metric) -> dict[str, Point]:

@@ -110,8 +110,13 @@ def finding(group: RunGroup) -> tuple[str, str]:
         return headline, f"{certainty[0].upper()}{certainty[1:]}."
     seeds = common_seeds(results)
     names = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-    headline = f"{winner.title} is best on {names}, with {winner.mean_over(seeds):.1f} %"
-    return headline, "The methods have different seeds. Only the seeds that all methods have are compared."
+    headline = (
+        f"{winner.title} has the highest accuracy on {names}, {winner.mean_over(seeds):.1f} %: this may be chance"
+    )
+    return (
+        headline,
+        "The methods have different seeds. Only the seeds that all methods have are compared, without a test.",
+    )
 
 
 def _single_finding(result: MethodResult, row: comparison.Row) -> tuple[str, str]:

@@ -63,11 +63,11 @@ def _section(group: RunGroup, prefix: str, trusted: bool) -> ReportSection:
 
 
 def _about(group: RunGroup) -> tuple[str, ...]:
-    """Where the numbers come from: recipe, seeds, precision, versions, machine."""
+    """Where the numbers come from: recipe, seeds, precision, versions, machine, device."""
     recipe, infos = group.recipe, [run.info for run in group.runs]
 
-    def made_with(key: str) -> str:
-        versions = ", ".join(sorted({info.made_with.get(key, "unknown") for info in infos}))
+    def made_with(key: str, missing: str = "unknown") -> str:
+        versions = ", ".join(sorted({info.made_with.get(key, missing) for info in infos}))
         return re.sub(r"\b([0-9a-f]{10})[0-9a-f]{30}\b", r"\1", versions)  # ten digits identify a commit
 
     facts = [
@@ -75,7 +75,7 @@ def _about(group: RunGroup) -> tuple[str, ...]:
         f"{recipe.data.source}, {recipe.split.kind} split, {recipe.split.clients} clients, {recipe.model.name}, "
         f"{recipe.training.rounds} rounds; variant {recipe.variant}; {seeds_of(group.runs)}; {infos[0].precision}.",
         f"fedbe {made_with('fedbe')}, commit {made_with('commit')}, torch {made_with('torch')}; "
-        f"{made_with('machine')}.",
+        f"{made_with('machine')}; device {made_with('device', missing='cpu')}.",
     ]
     if group.unfinished:
         progress = (f"{r.title}, seed {r.info.seed}: {len(r.records)} of {r.rounds} rounds" for r in group.unfinished)

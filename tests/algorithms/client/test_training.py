@@ -236,7 +236,7 @@ def test_weight_decay_spares_normalisation(network, inputs_for):
     inputs = TensorInputs(inputs_for("mlp-bn", 12))
     end = runner.layout.unpack(train(runner, start, inputs, torch.arange(12) % 3, settings, generator(0)).state)
     assert torch.equal(end["1.weight"], module[1].weight)
-    # w ← w − 0.1·0.5·w: its gradient is 0 too, but it is no normalisation
+    # w ← w − 0.1·0.5·w: its gradient is 0 too, but it is not a normalisation
     torch.testing.assert_close(end["0.weight"], 0.95 * module[0].weight.detach())
 
 

@@ -7,7 +7,9 @@ from torch import nn
 
 import fedbe
 from fedbe import ClientUpdate, FedAvg, FedAvgM, ModelState, Scaffold
+from fedbe.algorithms.server.guard import admit
 from fedbe.algorithms.server.limits import Limits
+from fedbe.core.moments import weighted_mean
 from fedbe.errors import AggregationError, SettingError, StateError
 
 
@@ -136,6 +138,22 @@ def test_methods_without_extras_do_not_look_at_them(module, replies):
     server = FedAvg(module)
     server.aggregate(module.state_dict(), [_with(u, extras=None) for u in replies(module)])
     assert not server.info.set_aside
+
+
+def test_the_guard_hands_on_the_mean_of_its_one_pass_over_the_updates(module, replies):
+    layout = fedbe.Layout(module)
+
+    def admitted(updates):
+        return admit(updates, layout.pack(module.state_dict()), layout, Limits(), (), {})
+
+    good = replies(module)
+    for order in (good, good[::-1]):
+        result = admitted(order)
+        expected = weighted_mean([(u.state, u.num_examples) for u in result.admitted])
+        assert torch.equal(result.mean.params, expected.params)
+        assert torch.equal(result.mean.buffers, expected.buffers)
+    for more in (good[1], _with(_state(good[1], **{W: _put(good[1].state[W], torch.nan)}), client_id=9)):
+        assert admitted([*good, more]).mean is None  # it counts once, or not at all
 
 
 class TestDoubles:
@@ -269,7 +287,7 @@ class TestIntegers:
             (100, (100, 100, 99)),  # counted from 0 in each round
             (0, (0, 0, 3)),  # of rare events
             (0, (5, 5, 400)),  # one client has much data
-            (10**6, (10**6 + 7, 10**6 + 7, 10)),  # one counts anew
+            (10**6, (10**6 + 7, 10**6 + 7, 10)),  # one starts counting at zero
         ],
     )
     def test_honest_counters_differ(self, module, before, steps, ratio):

@@ -69,7 +69,7 @@ def test_no_honest_client_is_set_aside(norm, rounds, scale):
         start = _client(runner, start, 6, scale).state
     bank = [_client(runner, start, i, scale) for i in range(CLIENTS)]
     meter = ChangeMeter(start, runner.layout, {})
-    measured = [meter.measure(update) for update in bank]
+    measured, _ = meter.measure(bank, [1.0] * len(bank))
     choose = random.Random(0)
     cohorts = [choose.sample(range(CLIENTS), choose.randint(2, 20)) for _ in range(COHORTS // 4 - 1)]
     for cohort in [list(range(7)), *cohorts]:

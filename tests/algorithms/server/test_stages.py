@@ -153,27 +153,27 @@ class TestDistill:
 
     def _run(self, round_of, update, state, **settings):
         labels = settings.pop("labels", None)
-        told = []
+        progress_calls = []
         round = round_of(
             [update(0, A, 1), update(1, B, 3)],
             inputs=TensorInputs(self.INPUTS, settings.pop("augment_with", None)),
             labels=labels,
-            progress=lambda *a: told.append(a),
+            progress=lambda *a: progress_calls.append(a),
         )
         stage = distill_stage(num_samples=2, distill_epochs=2, distill_batch_size=10, distill_lr=0.1, **settings)
         draft = stage(Draft(state(MEAN), {"kept": torch.ones(1)}), round)
-        return draft, round.info, told
+        return draft, round.info, progress_calls
 
     def test_the_draft_is_the_start_and_the_vote_the_target(self, round_of, update, state):
-        draft, info, told = self._run(round_of, update, state)
+        draft, info, progress_calls = self._run(round_of, update, state)
         assert not torch.equal(draft.state.params, torch.tensor(MEAN))
         assert "kept" in draft.memory
         assert [m.name for m in info.members] == ["sample 1", "sample 2", "average", "client 0", "client 1"]
         assert info.ensemble is info.average is info.student is None
         assert 0 <= info.disagreement <= 1
         assert {"fit", "ensemble", "distill"} <= set(info.seconds)
-        assert told[:5] == [("ensemble", i, 5) for i in range(5)]
-        assert told[5:] == [("distill", i, 6) for i in range(1, 7)]
+        assert progress_calls[:5] == [("ensemble", i, 5) for i in range(5)]
+        assert progress_calls[5:] == [("distill", i, 6) for i in range(1, 7)]
 
     def test_after_its_share_of_the_rounds_the_average_stays_as_it_is(self, round_of, update, state):
         def of_ten(number, share):

@@ -1,5 +1,6 @@
 import importlib.util
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,7 +39,8 @@ def test_the_usual_names_need_no_options(tmp_path):
     task = load_task(path)
     assert task.train.classes == ("1", "2")
     assert task.train.inputs.dtype == torch.float32
-    assert load_task(f"csv:{path}?label=target").train.digest() == task.train.digest()
+    for source in (f"csv:{path}?label=target", f"{path}?label=target"):
+        assert load_task(source).train.digest() == task.train.digest()
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,47 @@ def test_parquet(tmp_path, table):
     path.write_bytes(b"garbage")
     with pytest.raises(DataError, match="not a Parquet file"):
         load_task(path)
+
+
+@pytest.mark.parametrize(
+    ("column", "match"),
+    [
+        ([[1, 2], [3]], r"numbers or texts only, got list"),
+        ([b"\xff", b"y"], r"numbers or texts only, got binary"),
+        (["x", None], r"string with missing values"),
+        (np.zeros(3_000_000, np.int8), r"must have at most 4,194,304 values"),
+    ],
+    ids=["lists", "bytes", "missing texts", "a bomb"],
+)
+def test_a_parquet_file_that_is_not_a_table_of_numbers_and_texts(tmp_path, column, match):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "odd.parquet"
+    parquet.write_table(pyarrow.table({"a": column, "label": np.zeros(len(column), np.int8)}), path)
+    with pytest.raises(DataError, match=match):
+        tables.read(path)
+
+
+def test_two_parquet_columns_with_one_name(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "twice.parquet"
+    parquet.write_table(pyarrow.table([[1], [2], [0]], names=["a", "a", "label"]), path)
+    with pytest.raises(DataError, match="two columns with one name"):
+        tables.read(path)
+
+
+def test_a_parquet_file_with_a_damaged_name(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "damaged.parquet"
+    parquet.write_table(pyarrow.table({"height": [1, 2], "label": [0, 1]}), path)
+    path.write_bytes(path.read_bytes().replace(b"height", b"h\xe1ight"))
+    with pytest.raises(DataError, match="is not a Parquet file"):
+        tables.read(path)
 
 
 def test_parquet_without_pyarrow(tmp_path, monkeypatch):

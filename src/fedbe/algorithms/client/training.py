@@ -111,7 +111,7 @@ def train(
         settings: epochs, step size and so on.
         generator: all random numbers follow from it (order of examples, augmentation, dropout).
         rules: hooks that change the gradient; any tuple composes.
-        broadcast: what came with the global model, by name: vectors [P], or named tensors as in `Server.broadcast`.
+        broadcast: sent with the global model, by name: vectors [P], or named tensors as in `Server.broadcast`.
         memory: what this client kept from its last round, in the same form.
 
     Returns:

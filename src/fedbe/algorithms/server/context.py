@@ -15,6 +15,7 @@ from fedbe.algorithms.vote import Member, MemberReport, Predictor, Vote, local_p
 from fedbe.core.inputs import Inputs
 from fedbe.core.metrics import Metrics
 from fedbe.core.model_runner import ModelRunner
+from fedbe.core.moments import weighted_mean
 from fedbe.core.random import generator
 from fedbe.core.state import ModelState
 from fedbe.core.updates import Update
@@ -154,7 +155,8 @@ class Round:
     previous: ModelState
     context: Context
     info: StepInfo
-    # Not part of `replace`: what was fitted to other updates must not be used.
+    # Not part of `replace`: what was computed from other updates must not be used.
+    _means: list[ModelState] = field(default_factory=list, init=False)
     _posteriors: list[tuple[EnsembleSettings, Posterior]] = field(default_factory=list, init=False)
     _samples: list[tuple[EnsembleSettings, tuple[ModelState, ...]]] = field(default_factory=list, init=False)
 
@@ -164,6 +166,16 @@ class Round:
         if total < len(self.updates):
             raise SettingError(f"`total_clients` is {total}, but {len(self.updates)} clients replied")
         return total
+
+    def keep_mean(self, mean: ModelState) -> None:
+        """Keep what `weighted_mean` would compute."""
+        self._means.append(mean)
+
+    def weighted_mean(self) -> ModelState:
+        """Σ_i (n_i/n) w_i over this round's updates."""
+        if not self._means:
+            self.keep_mean(weighted_mean([(u.state, u.num_examples) for u in self.updates]))
+        return self._means[0]
 
     def fit_posterior(self, settings: EnsembleSettings) -> Posterior | None:
         """p(w | D), fitted once to this round's updates; None if no samples vote."""

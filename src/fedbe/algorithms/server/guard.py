@@ -49,11 +49,15 @@ class SetAside:
 
 @dataclass(frozen=True, eq=False)
 class Admission:
-    """The guard's result: the admitted updates in a fixed order, those set aside, and those that count less."""
+    """The guard's result: the admitted updates in a fixed order, those set aside, and those that count less.
+
+    `mean` is the weighted mean of the admitted updates, if the guard has computed it on its way.
+    """
 
     admitted: tuple[Update, ...]
     set_aside: tuple[SetAside, ...]
     capped: tuple[Capped, ...] = ()
+    mean: ModelState | None = None
 
 
 def admit(
@@ -83,24 +87,31 @@ def admit(
     """
     meter = ChangeMeter(previous, layout, memory)
     set_aside: list[SetAside] = []
-    named: list[Measured] = []
-    anonymous: list[Measured] = []
+    named: list[Update] = []
+    anonymous: list[Update] = []
     for update in updates:
         try:
-            checked = meter.measure(_checked(update, layout, extras, limits.client_weights))
+            checked = _checked(update, layout, extras, limits.client_weights)
         except StateError as error:
             set_aside.append(SetAside(_id_of(update), str(error)))
         else:
             (anonymous if update.client_id is None else named).append(checked)
-    passed, duplicates = _without_duplicates(named)
-    passed += _numbered(anonymous)
+    named.sort(key=lambda u: (isinstance(u.client_id, str), u.client_id))
+    if len(anonymous) > 1:  # by content: equal ones are interchangeable
+        anonymous.sort(key=_content)
+    ordered = named + anonymous
+    measured, mean = meter.measure(ordered, _counted(ordered, limits))
+    clients: list[ClientId | None] = [*(u.client_id for u in named), *(None for _ in anonymous)]
+    set_aside += [SetAside(c, str(m)) for c, m in zip(clients, measured, strict=True) if isinstance(m, StateError)]
+    passed, duplicates = _without_duplicates([m for m in measured[: len(named)] if isinstance(m, Measured)])
+    passed += _numbered([m for m in measured[len(named) :] if isinstance(m, Measured)])
     passed, restructured = _split(passed, structure_changes([m.update for m in passed], previous))
     passed, outliers = _without_outliers(passed, meter, limits)
     set_aside += duplicates + restructured + outliers
     if len(passed) < limits.min_clients:
         raise AggregationError(_too_few(len(passed), limits.min_clients, set_aside))
     admitted, capped = _capped([m.update for m in passed], limits)
-    return Admission(admitted, tuple(set_aside), capped)
+    return Admission(admitted, tuple(set_aside), capped, mean if len(passed) == len(ordered) else None)
 
 
 def _id_of(update: object) -> ClientId | None:
@@ -154,7 +165,7 @@ def _extras(
 
 
 def _without_duplicates(updates: list[Measured]) -> tuple[list[Measured], list[SetAside]]:
-    """One update for each client id, in the order of the ids.
+    """One update for each client id, in the given order.
 
     The same update twice counts once. Two that differ are both set aside: nobody can know which one is right, and the
     answer must not depend on the order of arrival.
@@ -163,9 +174,8 @@ def _without_duplicates(updates: list[Measured]) -> tuple[list[Measured], list[S
     for measured in updates:
         by_client.setdefault(measured.update.client_id, []).append(measured)
     kept, set_aside = [], []
-    for client_id in sorted(by_client, key=lambda c: (isinstance(c, str), c)):
-        group = by_client[client_id]
-        if len(group) == 1 or len({_content(m) for m in group}) == 1:
+    for client_id, group in by_client.items():
+        if len(group) == 1 or len({_content(m.update) for m in group}) == 1:
             kept.append(group[0])
             set_aside += [SetAside(client_id, "the same update was received again; it counts once")] * (len(group) - 1)
         else:
@@ -174,16 +184,14 @@ def _without_duplicates(updates: list[Measured]) -> tuple[list[Measured], list[S
     return kept, set_aside
 
 
-def _content(measured: Measured) -> tuple[str, float]:
-    update = measured.update
+def _content(update: Update) -> tuple[str, float]:
     extras = (update.extras[name] for name in sorted(update.extras))
     return update.state.digest(*extras), update.num_examples
 
 
 def _numbered(anonymous: list[Measured]) -> list[Measured]:
-    """Updates without an id, in the order of their content: equal ones are interchangeable."""
-    ordered = sorted(anonymous, key=_content) if len(anonymous) > 1 else anonymous
-    return [replace(m, update=replace(m.update, client_id=f"anonymous {i}")) for i, m in enumerate(ordered, start=1)]
+    """Names for updates without an id."""
+    return [replace(m, update=replace(m.update, client_id=f"anonymous {i}")) for i, m in enumerate(anonymous, start=1)]
 
 
 def _without_outliers(

@@ -12,18 +12,21 @@ the bound only so far. Where honest clients leave a tensor alone, usual_t is 0 a
 clients as for a thousand.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
 
+from fedbe.core.compute import one_thread
+from fedbe.core.moments import weighted_mean
 from fedbe.core.normalization import is_running_variance
-from fedbe.core.state import Layout, ModelState, Slot
+from fedbe.core.state import PIECE, Layout, ModelState, Slot, pieces
 from fedbe.core.updates import Update
 from fedbe.errors import StateError
 
-PIECE = 2**16  # elements that are subtracted and measured at once: they stay in the processor's cache
 MAX_STEPS = 1e6  # a counter may grow by this in one round, whatever the others do
 MAX_STEPS_RATIO = 1e4  # … or by this many times what is usual: steps differ as much as the clients' data do
 
@@ -35,7 +38,7 @@ class Measured:
     Attributes:
         update: the update.
         params, buffers: ‖w_t − w̄_t‖ for each tensor t, float64 [tensors].
-        extras: for each extra, the norm of each tensor, measured from the server's own (see `ChangeMeter.measure`).
+        extras: for each extra, the norm of each tensor, measured from the server's own (see `ChangeMeter`).
     """
 
     update: Update
@@ -55,67 +58,100 @@ class ChangeMeter:
 
     def __init__(self, previous: ModelState, layout: Layout, memory: Mapping[str, Tensor]) -> None:
         self.previous, self.layout, self.memory = previous, layout, memory
-        self._params, self._buffers = _Pieces(layout.params), _Pieces(layout.buffers)
-        self.params_scale = self._params.scale(previous.params)
-        self.buffers_scale = self._buffers.scale(previous.buffers)
+        self._params, self._buffers = _Tensors(layout.params), _Tensors(layout.buffers)
+        self.params_scale = self._params.scale(previous.fragments("params"))
+        self.buffers_scale = self._buffers.scale(previous.fragments("buffers"))
         squared = [2.0 if is_running_variance(slot.name) else 1.0 for slot in layout.buffers]
         self.buffers_power = torch.tensor(squared, dtype=torch.float64)
 
-    def measure(self, update: Update) -> Measured:
-        """The norms of an update's changes.
+    def measure(
+        self, updates: Sequence[Update], weights: Sequence[float]
+    ) -> tuple[list[Measured | StateError], ModelState | None]:
+        """The norms of the updates' changes and, from the same pass over the data, the weighted mean of all updates.
+
+        Args:
+            updates: the updates.
+            weights: of the mean.
+
+        Returns:
+            For each update its norms, or an error if it has NaN or infinite values. The mean; None without updates.
+        """
+        tensors = {"params": self._params, "buffers": self._buffers}
+        with one_thread():
+            last = {part: list(pieces(self.previous.fragments(part))) for part in tensors}
+        found: list[dict[str, list[Tensor]]] = [{part: [] for part in tensors} for _ in updates]
+
+        def watch(part: str, number: int, position: int, piece: Tensor) -> None:
+            found[number][part] += tensors[part].norms_in_piece(position, piece - last[part][position])
+
+        states = [update.state for update in updates]
+        mean = weighted_mean(zip(states, weights, strict=True), watch) if states else None
+        return [self._measured(*pair) for pair in zip(updates, found, strict=True)], mean
+
+    def _measured(self, update: Update, found: Mapping[str, list[Tensor]]) -> Measured | StateError:
+        """The norms of an update, whose parts were measured piece by piece.
 
         SCAFFOLD's extra is measured as c_i⁺ − c_i + c = (x − y_i)/(K η): the client's change in another unit, also for
         a new client among clients that have settled. So the bounds of the parameters hold for it, in that unit.
-
-        Raises:
-            StateError: if the update has NaN or infinite values.
         """
-        state, previous = update.state, self.previous
-        params = self._params.norms(state.params, previous.params, "its parameters hold")
-        buffers = self._buffers.norms(state.buffers, previous.buffers, "its buffers hold")
-        extras = {}
-        for name, vector in update.extras.items():
-            known = -self.memory[name] if name in self.memory else None
-            extras[name] = self._params.norms(vector, known, f"its extra '{name}' holds")
+        ours, theirs = update.state.fragments, self.previous.fragments
+        try:
+            params = self._params.norms(ours("params"), theirs("params"), "its parameters hold", found["params"])
+            buffers = self._buffers.norms(ours("buffers"), theirs("buffers"), "its buffers hold", found["buffers"])
+            extras = {}
+            for name, vector in update.extras.items():
+                known = [-self.memory[name]] if name in self.memory else None
+                extras[name] = self._params.norms([vector], known, f"its extra '{name}' holds")
+        except StateError as error:
+            return error
         return Measured(update, params, buffers, extras)
 
 
-class _Pieces:
-    """The tensors of a flat vector, cut into pieces that fit a cache."""
+class _Tensors:
+    """The tensors of a flat vector, cut where its pieces end. Vectors are given as fragments."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
-        self._count = len(slots)
         self._sizes = torch.tensor([float(s.stop - s.start) for s in slots], dtype=torch.float64)
-        cuts = [(i, at, min(at + PIECE, s.stop)) for i, s in enumerate(slots) for at in range(s.start, s.stop, PIECE)]
-        self._ranges = [(start, stop) for _, start, stop in cuts]
-        self._owner = torch.tensor([i for i, _, _ in cuts], dtype=torch.long)
+        starts, end = [s.start for s in slots], slots[-1].stop if slots else 0
+        cuts = list(pairwise(sorted({*starts, *range(0, end, PIECE), end})))
+        self._owner = torch.tensor([bisect_right(starts, start) - 1 for start, _ in cuts], dtype=torch.long)
+        by_piece = groupby(cuts, key=lambda cut: cut[0] // PIECE)
+        self._lengths = [[stop - start for start, stop in group] for _, group in by_piece]
 
-    def scale(self, vector: Tensor) -> Tensor:
+    def scale(self, vector: list[Tensor]) -> Tensor:
         """max(‖w_t‖, √size_t) of each tensor, float64 [tensors]."""
         return self.norms(vector, None, "it holds").maximum(self._sizes.sqrt())
 
-    def norms(self, vector: Tensor, reference: Tensor | None, what: str) -> Tensor:
-        """‖vector_t − reference_t‖ of each tensor t, float64 [tensors]; None is zero. StateError if not finite."""
-        norms = self._norms(vector, reference)
+    def norms(
+        self, vector: list[Tensor], reference: list[Tensor] | None, what: str, found: list[Tensor] | None = None
+    ) -> Tensor:
+        """‖vector_t − reference_t‖ of each tensor t, float64 [tensors]; None is zero. StateError if not finite.
+
+        `found` has the results of `norms_in_piece` for all pieces, if they are known.
+        """
+        norms = self._joined(self._in_pieces(vector, reference) if found is None else found)
         if not bool(torch.isfinite(norms).all()):  # a value is not finite, or its square is beyond float32
-            if not bool(torch.isfinite(vector).all()):
+            if not all(bool(torch.isfinite(fragment).all()) for fragment in vector):
                 raise StateError(f"{what} NaN or infinite values")
-            norms = self._norms(vector.double(), None if reference is None else reference.double())
+            double = None if reference is None else [fragment.double() for fragment in reference]
+            norms = self._joined(self._in_pieces([fragment.double() for fragment in vector], double))
         return norms
 
-    def _norms(self, vector: Tensor, reference: Tensor | None) -> Tensor:
-        total = torch.zeros(self._count, dtype=torch.float64)
-        if not self._ranges:
+    def norms_in_piece(self, position: int, piece: Tensor) -> list[Tensor]:
+        """The norm of each tensor's part in a piece."""
+        return [torch.linalg.vector_norm(part) for part in torch.split(piece, self._lengths[position])]
+
+    def _in_pieces(self, vector: list[Tensor], reference: list[Tensor] | None) -> list[Tensor]:
+        with one_thread():
+            values = pieces(vector)
+            changes = values if reference is None else map(torch.sub, values, pieces(reference))
+            return [norm for position, change in enumerate(changes) for norm in self.norms_in_piece(position, change)]
+
+    def _joined(self, norms: list[Tensor]) -> Tensor:
+        total = torch.zeros_like(self._sizes)
+        if not norms:
             return total
-        scratch = vector.new_empty(min(PIECE, len(vector)))
-        pieces = []
-        for start, stop in self._ranges:
-            change = vector[start:stop]
-            if reference is not None:
-                change = torch.sub(change, reference[start:stop], out=scratch[: stop - start])
-            pieces.append(torch.linalg.vector_norm(change))
-        squares = torch.stack(pieces).cpu().double().square()
-        return total.index_add_(0, self._owner, squares).sqrt_()
+        return total.index_add_(0, self._owner, torch.stack(norms).cpu().double().square()).sqrt_()
 
 
 def find_outliers(

@@ -94,9 +94,9 @@ class Mean(Stage):
             if self.robust != "none":
                 state = robust_mean(round.updates, round.previous, self.robust, self.hostile_fraction)
                 return replace(draft, state=state)
-            uniform = self.mean_weights == "uniform"
-            weighted = [(u.state, 1.0 if uniform else u.num_examples) for u in round.updates]
-            return replace(draft, state=weighted_mean(weighted))
+            if self.mean_weights == "uniform":
+                return replace(draft, state=weighted_mean([(u.state, 1.0) for u in round.updates]))
+            return replace(draft, state=round.weighted_mean())
 
 
 @dataclass(frozen=True)

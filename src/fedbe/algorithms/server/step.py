@@ -77,7 +77,10 @@ def server_step(
     info = StepInfo()
     with info.timed("guard"):
         admission = admit(updates, previous, context.runner.layout, limits or Limits(), extras, memory)
-    round = _transformed(Round(admission.admitted, previous, context, info), transforms)
+    round = Round(admission.admitted, previous, context, info)
+    if admission.mean is not None:
+        round.keep_mean(admission.mean)
+    round = _transformed(round, transforms)
     draft = _run_stages(stages, Draft(previous, memory), round, on_draft)
     _check_finite(draft)
     info.channels_last = context.runner.channels_last

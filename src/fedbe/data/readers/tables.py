@@ -21,6 +21,9 @@ from fedbe.errors import DataError, ExtraError, nearest
 
 LABELS = ("label", "labels", "target", "class", "y")
 CLIENTS = ("client_id", "client")
+MAX_CELLS = 2**29  # values of a Parquet file: 4 GiB as float64
+MAX_CELLS_RATIO = 100  # values for each byte of the file; real tables have fewer than 8
+FREE_CELLS = 2**22  # so many are always read: 32 MiB
 MAX_CATEGORIES = 100  # distinct texts in one column; more are a mistake (names, ids)
 
 Columns = dict[str, NDArray[Any]]
@@ -127,7 +130,26 @@ def _read_parquet(path: Path) -> Columns:
     except ImportError as problem:
         raise ExtraError("Parquet files need pyarrow: pip install 'fedbe[parquet]'") from problem
     try:
-        table = parquet.read_table(path)
-        return {name: table[name].to_numpy() for name in table.column_names}
-    except (ArrowException, OSError) as problem:
+        with parquet.ParquetFile(path) as file:
+            cells, limit = file.metadata.num_rows * file.metadata.num_columns, max_cells(path.stat().st_size)
+            if cells > limit:
+                raise DataError(f"{path} must have at most {limit:,} values for its size, got {cells:,}")
+            table = file.read()
+        names = table.column_names
+        columns = {name: column.to_numpy() for name, column in zip(names, table.columns, strict=True)}
+    except (ArrowException, OSError, UnicodeDecodeError) as problem:  # the last one: a damaged name of a column
         raise DataError(f"{path} is not a Parquet file ({problem})") from problem
+    if len(columns) < len(names):
+        raise DataError(f"{path} has two columns with one name")
+    for name, column in columns.items():
+        is_text = column.dtype.kind == "O" and all(isinstance(value, str) for value in column)
+        if not (is_text or column.dtype.kind in "biuf"):
+            missing = " with missing values" if table[name].null_count else ""
+            received = f"{table[name].type}{missing}"
+            raise DataError(f"{path}: the column '{name}' must have numbers or texts only, got {received}")
+    return columns
+
+
+def max_cells(file_bytes: int) -> int:
+    """How many values a Parquet file of this size may have: a column that repeats one value takes no space in it."""
+    return min(MAX_CELLS, max(FREE_CELLS, MAX_CELLS_RATIO * file_bytes))

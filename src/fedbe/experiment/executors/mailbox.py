@@ -1,7 +1,8 @@
 """Memory that two processes share, through which the tensors of a job or of its result travel.
 
-Through a pipe a tensor is copied four times, in small pieces. Here it is written once and read in place. A mailbox
-holds one value at a time, because a worker has one job, and then one result.
+Through a pipe a tensor is copied four times, in small pieces. Here it is written once and read in place. A tensor that
+was part of the last value too is not written again: all jobs of a round have the same global model. A mailbox holds one
+job, because a worker has one, or two results: the next job can start before the last result was read.
 """
 
 import mmap
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from multiprocessing.reduction import DupFd
 from typing import Any, Self
+from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
@@ -18,10 +20,11 @@ from torch import Tensor
 CAPACITY = 2**30  # bytes of addresses for one mailbox; memory is used only for what is written
 SMALL = 2**14  # bytes; smaller tensors travel with the message
 ALIGNMENT = 64
+_Written = dict[int, tuple[ReferenceType[Tensor], int]]  # by offset: a tensor and its version
 
 
 @dataclass(frozen=True)
-class Slot:
+class SharedArray:
     """Where a tensor is in the mailbox."""
 
     offset: int
@@ -34,44 +37,59 @@ class Mailbox:
 
     Args:
         memory: Shared bytes; None if all tensors must travel with the message.
+        values: How many values it holds: the last ones that were put.
     """
 
-    def __init__(self, memory: "np.ndarray[Any, Any] | None") -> None:
-        self._memory = memory
+    def __init__(self, memory: "np.ndarray[Any, Any] | None", values: int = 1) -> None:
+        self._memory, self._values, self._puts = memory, values, 0
+        self._written: _Written = {}
 
     def put(self, value: Any) -> Any:
-        """Write the tensors of a value over those of the last one; returns the message that travels instead."""
-        end = 0
+        """Write the tensors of a value over those of an earlier one; returns the message that travels instead."""
+        size = 0 if self._memory is None else len(self._memory) // self._values // ALIGNMENT * ALIGNMENT
+        end = size * (self._puts % self._values)
+        limit = end + size
+        written: _Written = {}
 
         def packed(tensor: Tensor) -> Any:
             nonlocal end
             array = tensor.detach().numpy()
-            if self._memory is None or array.nbytes < SMALL or end + array.nbytes > len(self._memory):
+            if array.nbytes < SMALL or end + array.nbytes > limit:
                 return array
-            slot = Slot(end, array.shape, array.dtype.str)
-            np.copyto(self._read(slot), array)
+            slot = SharedArray(end, array.shape, array.dtype.str)
+            if not self._has(tensor, end):
+                np.copyto(self._read(slot), array)
+            if not tensor.is_inference():  # such a tensor does not count its changes
+                written[end] = (ref(tensor), tensor._version)
             end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
             return slot
 
-        return _converted(value, Tensor, packed)
+        message = _converted(value, Tensor, packed)
+        self._puts, self._written = self._puts + 1, written
+        return message
+
+    def _has(self, tensor: Tensor, offset: int) -> bool:
+        """Whether the last value had this tensor at this offset, with the same numbers."""
+        last = self._written.get(offset)
+        return last is not None and last[0]() is tensor and last[1] == tensor._version
 
     def take(self, message: Any, *, copy: bool) -> Any:
         """The value of a message.
 
         Args:
             message: What `put` returned on the other end.
-            copy: False if nobody uses the tensors after the next `put`.
+            copy: False if nobody uses the tensors when their memory is written again.
         """
 
-        def unpacked(part: "Slot | np.ndarray[Any, Any]") -> Tensor:
+        def unpacked(part: "SharedArray | np.ndarray[Any, Any]") -> Tensor:
             if isinstance(part, np.ndarray):
                 return torch.from_numpy(part)
             array = self._read(part)
             return torch.from_numpy(array.copy() if copy else array)
 
-        return _converted(message, Slot | np.ndarray, unpacked)
+        return _converted(message, SharedArray | np.ndarray, unpacked)
 
-    def _read(self, slot: Slot) -> "np.ndarray[Any, Any]":
+    def _read(self, slot: SharedArray) -> "np.ndarray[Any, Any]":
         assert self._memory is not None, "only a mailbox with memory has slots"
         return np.ndarray(slot.shape, slot.dtype, self._memory.data, slot.offset)
 
@@ -91,7 +109,7 @@ class MailboxPair:
             self.jobs, self.results = Mailbox(None), Mailbox(None)
             return
         memory = np.frombuffer(mmap.mmap(handle, 2 * CAPACITY), dtype=np.uint8)
-        self.jobs, self.results = Mailbox(memory[:CAPACITY]), Mailbox(memory[CAPACITY:])
+        self.jobs, self.results = Mailbox(memory[:CAPACITY]), Mailbox(memory[CAPACITY:], values=2)
 
     @classmethod
     def create(cls) -> Self:

@@ -3,7 +3,10 @@
 `worker_pool` says what happens when a process dies, and `mailbox` how the tensors of jobs and results travel.
 """
 
+import errno
 import multiprocessing
+import os
+import resource
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +23,8 @@ from fedbe.experiment.executors.memory_usage import ProcessMemoryPeak
 from fedbe.experiment.executors.watchdog import HANG_SECONDS, Watchdog, start_beating
 from fedbe.experiment.executors.worker_pool import JobRunner, Worker, WorkerPool
 from fedbe.experiment.federation import Federation
+
+FREE_FILES, FREE_FILES_PER_WORKER = 24, 8  # files that this process must be able to open
 
 
 class _Worker(Worker):
@@ -56,11 +61,14 @@ class _Worker(Worker):
             return False
         return True
 
-    def receive(self) -> Outcome | None:
+    def receive(self) -> Any:
         try:
-            outcome: Outcome = self._mailboxes.results.take(self.pipe.recv(), copy=True)
+            return self.pipe.recv()
         except (EOFError, OSError):
             return None
+
+    def read(self, answer: Any) -> Outcome:
+        outcome: Outcome = self._mailboxes.results.take(answer, copy=True)
         return outcome
 
     def close(self) -> str:
@@ -85,6 +93,7 @@ class ProcessPool(WorkerPool[_Worker]):
 
     def __init__(self, workers: int, hang_seconds: float = HANG_SECONDS) -> None:
         with _system_limits():
+            check_free_files(workers)
             warm_up()
         super().__init__(workers)
         self._watchdog = Watchdog(lambda: self._workers, hang_seconds)
@@ -114,6 +123,15 @@ class ProcessPool(WorkerPool[_Worker]):
     def _wait(self, busy: Sequence[_Worker]) -> Sequence[_Worker]:
         ready = set(wait([worker.pipe for worker in busy]) if busy else ())  # without pipes it would wait forever
         return [worker for worker in busy if worker.pipe in ready]
+
+
+def check_free_files(workers: int) -> None:
+    """OSError if this process may open far fewer files than the workers need: a thread of multiprocessing, which
+    passes them on, would print its errors over ours."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = limit - len(os.listdir("/dev/fd"))  # noqa: PTH208 (names of open files, not paths)
+    if limit != resource.RLIM_INFINITY and free < FREE_FILES + FREE_FILES_PER_WORKER * workers:
+        raise OSError(errno.EMFILE, f"only {max(free, 0)} more files can be opened")
 
 
 @contextmanager

@@ -54,8 +54,13 @@ class Worker(ABC):
         """Start a job; False if the worker has died."""
 
     @abstractmethod
-    def receive(self) -> Outcome | None:
-        """The outcome of the job that has ended; None if the worker has died."""
+    def receive(self) -> Any:
+        """The answer of the job that has ended; None if the worker has died."""
+
+    def read(self, answer: Any) -> Outcome:
+        """The outcome in an answer. The worker may run its next job meanwhile."""
+        outcome: Outcome = answer
+        return outcome
 
     @abstractmethod
     def kill(self) -> None:
@@ -197,11 +202,9 @@ class WorkerPool(ABC, Generic[W]):
             self._start_jobs(queue)
         elif not any(worker.works_for(queue) for worker in self._workers):
             raise Stopped
-        for number, outcome in self._collect(queue):
+        for number, outcome in self._collect(queue, should_stop):
             queue.finish(number, outcome)
             if done is not None:
-                if not should_stop():
-                    self._start_jobs(queue)  # first, so that the worker need not wait while `done` runs
                 done(number, outcome)
 
     def _start_jobs(self, queue: JobQueue) -> None:
@@ -222,20 +225,24 @@ class WorkerPool(ABC, Generic[W]):
                 queue.put_back(number)
                 self._replace(i)
 
-    def _collect(self, queue: JobQueue) -> Iterator[tuple[int, Outcome]]:
+    def _collect(self, queue: JobQueue, should_stop: Callable[[], bool]) -> Iterator[tuple[int, Outcome]]:
         """Wait until at least one worker answers or dies, and yield the jobs that have ended."""
         for worker in self._wait([worker for worker in self._workers if worker.works_for(queue)]):
-            number, outcome = worker.job, worker.receive()
+            number, answer = worker.job, worker.receive()
             assert number is not None, "a worker that is waited for has a job"
             worker.job = worker.job_limit = None
-            if isinstance(outcome, Done):
-                self._times.note(queue.job(number), outcome.seconds)
-            if outcome is None:
+            if answer is None:
                 end = self._replace(self._workers.index(worker))
                 if queue.count_death(number):
                     queue.put_back(number)
                     continue
-                outcome = Lost(f"its worker process died or hung {ATTEMPTS} times ({end})")
+                outcome: Outcome = Lost(f"its worker process died or hung {ATTEMPTS} times ({end})")
+            else:
+                if not should_stop():
+                    self._start_jobs(queue)  # first, so that the worker need not wait while its answer is read
+                outcome = worker.read(answer)
+            if isinstance(outcome, Done):
+                self._times.note(queue.job(number), outcome.seconds)
             yield number, outcome
 
     def _replace(self, i: int) -> str:

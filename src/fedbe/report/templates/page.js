@@ -199,7 +199,7 @@
       });
     });
     const foot = head + rows.length * cell + 22;
-    svg("text", { x: left, y: foot }, root, `largest bubble: ${most.toLocaleString("en")} ${chart.unit}; right: total of the ${chart.y_label}`);
+    svg("text", { x: left, y: foot }, root, `largest: ${most.toLocaleString("en")} ${chart.unit}; right: total of the ${chart.y_label}`);
     return { root, stops };
   }
 
