@@ -14,7 +14,7 @@ run: $(VENV)/.run    ## compare FedAvg, v-Distillation and FedBE on embedded dat
 	@$(BIN)/fedbe compare
 
 test: $(VENV)/.dev    ## run every test and measure branch coverage
-	@$(BIN)/python -m pytest -n 2 --cov=fedbe --cov-branch $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist worksteal --cov=fedbe --cov-branch $(ARGS)
 
 test-fast: $(VENV)/.dev    ## run the tests that are not slow, in less than two minutes
 	@$(BIN)/python -m pytest -n 2 -m "not slow and not e2e and not real" $(ARGS)

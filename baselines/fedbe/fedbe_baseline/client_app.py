@@ -8,6 +8,7 @@ from fedbe.experiment.federation import initial_weights
 from fedbe.flower import TrainReply, TrainRequest, client_app
 from fedbe_baseline.dataset import get_recipe, load_federation
 
+
 def train(request: TrainRequest) -> TrainReply:
     """Train on the client's part for one round, with the step size of that round."""
     torch.set_num_threads(1)  # here and not at import: the number holds for one thread, and Flower imports in another

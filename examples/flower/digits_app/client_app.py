@@ -6,11 +6,10 @@ from digits_app.task import Net, load_partition, to_pixels
 from fedbe import LocalSettings
 from fedbe.flower import TrainReply, TrainRequest, client_app
 
-torch.set_num_threads(1)  # the model is small
-
 
 def train(request: TrainRequest) -> TrainReply:
     """Train a few epochs of SGD on this client's digits."""
+    torch.set_num_threads(1)  # here, because the number holds for the thread that sets it; the model is small
     config = request.context.run_config
     train_data, _, partition = load_partition(int(config["clients"]), int(config["seed"]))
     index = partition.clients[int(request.client_id)]

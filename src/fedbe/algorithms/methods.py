@@ -6,6 +6,7 @@ A new method is a new row and at most one small rule, transform or stage.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
+from functools import cache
 from numbers import Integral, Real
 from typing import Any
 
@@ -337,6 +338,11 @@ def get_method(name: str, variant: str = DEFAULT_VARIANT, **settings: Any) -> Me
     """
     if name not in METHODS:
         raise SettingError(f"unknown method '{name}': {nearest(name, METHODS)}")
-    method = METHODS[name]
-    free = method.free_settings()
-    return method.with_settings({k: v for k, v in variant_settings(name, variant).items() if k in free} | settings)
+    return _with_variant(name, variant).with_settings(settings)
+
+
+@cache
+def _with_variant(name: str, variant: str) -> Method:
+    """The method with those settings of a variant that do not define it."""
+    free = METHODS[name].free_settings()
+    return METHODS[name].with_settings({k: v for k, v in variant_settings(name, variant).items() if k in free})

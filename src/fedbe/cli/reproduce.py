@@ -170,9 +170,9 @@ def _list_studies(device: str) -> None:
         # Roughly the paper's order: tables, the appendix's tables, figures.
         for name in sorted(available_studies(), key=lambda n: (not n.startswith("table"), n.startswith("fig"), n)):
             study = load_study(name)
-            smoke, cpu, paper = (_duration(cost.seconds(study, scale, device)) for scale in SCALES)
-            column = max(cost.seconds_by_column(study, "cpu", device).values())
-            rows.append((name, smoke, cpu, _duration(column), paper))
+            one_seed = {scale: cost.seconds_by_column(study, scale, device).values() for scale in SCALES}
+            whole = {s: _duration(study.limits(s).seeds * sum(columns)) for s, columns in one_seed.items()}
+            rows.append((name, whole["smoke"], whole["cpu"], _duration(max(one_seed["cpu"])), whole["paper"]))
             titles.append(study.title)
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row, title in zip(rows, titles, strict=True):

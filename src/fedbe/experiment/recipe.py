@@ -1,6 +1,7 @@
 """The settings of an experiment. pydantic checks names and values."""
 
 from dataclasses import fields
+from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -228,7 +229,7 @@ class Recipe(Section):
         return self
 
     def _check_methods(self) -> None:
-        known = {name: default for m in METHODS.values() for name, default in m.settings().items()}
+        known = _known_settings()
         for name, value in self.settings.items():
             if name not in known:
                 raise SettingError(f"no method has a setting '{name}': {nearest(name, sorted(known))}")
@@ -267,3 +268,9 @@ class Recipe(Section):
         method = get_method(name, self.variant)
         shared = {k: v for k, v in self.settings.items() if k in method.settings()}
         return method.with_settings(shared | self.method_settings.get(name, {}))
+
+
+@cache
+def _known_settings() -> dict[str, Any]:
+    """Every setting of every method, with a default."""
+    return {name: default for method in METHODS.values() for name, default in method.settings().items()}

@@ -34,13 +34,8 @@ BUSY_SHARE = 0.3  # of the cores: above it, measured speeds are clearly too low
 FORWARD_SHARE = 0.3  # the cost of a forward pass, as a share of a training step
 
 
-def seconds(study: Study, scale: Scale, device: str = "cpu") -> float:
-    """The time of a whole study at a scale: all runs and seeds, on all cores or on the device."""
-    return study.limits(scale).seeds * sum(seconds_by_column(study, scale, device).values())
-
-
 def seconds_by_column(study: Study, scale: Scale, device: str = "cpu") -> dict[str, float]:
-    """The time of one seed, by the value of the columns.
+    """The time of one seed of all cells, on all cores or on the device, by the value of the columns.
 
     Work that cells share counts once, in the first cell: a run with several views, and the training of a first round.
     """

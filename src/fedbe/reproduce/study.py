@@ -7,6 +7,7 @@ value of each axis. The paper's numbers have the names of their cells.
 import itertools
 import tomllib
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -190,7 +191,7 @@ class Study(BaseModel):
         return list(itertools.chain.from_iterable(by_axis))
 
     def _is_embedded(self, cell: Cell) -> bool:
-        return load_recipe(self.base_recipe(cell)).data.source in EMBEDDED
+        return _data_source(self.base_recipe(cell)) in EMBEDDED
 
     @property
     def metric_in_rounds(self) -> bool:
@@ -208,6 +209,11 @@ class Study(BaseModel):
         keep = self.limits(scale).keep
         left_out = {axis: [v for v in values if v not in keep.get(axis, values)] for axis, values in self.axes.items()}
         return {axis: values for axis, values in left_out.items() if values}
+
+
+@cache
+def _data_source(recipe: str) -> str:
+    return load_recipe(recipe).data.source
 
 
 def _without_real_data(changes: list[str]) -> list[str]:
