@@ -16,7 +16,7 @@ from torch import nn
 
 import fedbe.flower
 
-CLIENTS, LAYERS, WIDTH, TURNS = 10, 10, 1024, 5
+CLIENTS, LAYERS, WIDTH, TURNS = 10, 10, 1024, 15
 
 
 class Nodes:

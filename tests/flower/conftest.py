@@ -1,6 +1,7 @@
 """A grid in this process: Flower's messages and apps without its processes. Without Flower, these tests are skipped."""
 
 import importlib.util
+import logging
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -73,6 +74,12 @@ if not MISSING:
             except Exception as error:
                 reply = Message(Error(0, f"Traceback\n{type(error).__name__}: {error}"), reply_to=message)
             return self.change(self.nodes[node], reply)  # type: ignore[no-any-return]
+
+    @pytest.fixture(autouse=True)
+    def flower_log(monkeypatch: pytest.MonkeyPatch) -> None:
+        """Flower's lines reach caplog, whatever a test of another folder did to the loggers of this process."""
+        monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+        monkeypatch.setattr(logging.getLogger("flwr"), "disabled", False)
 
     @pytest.fixture
     def local_grid() -> type[LocalGrid]:

@@ -264,7 +264,6 @@ def test_flowers_own_log_lines_are_there(local_grid, caplog):
         fail(context.node_config["partition-id"], message)
         return Message(RecordDict({"m": MetricRecord({"num-examples": 1, "acc": 0.5})}), reply_to=message)
 
-    logging.getLogger("flwr").propagate = True
     with caplog.at_level(logging.INFO, "flwr"):
         FedAvg(model=Net, fraction_train=0.75).start(local_grid(app, CLIENTS), start(), 1)
     for line in (
