@@ -7,14 +7,13 @@ from flwr.serverapp import Grid, ServerApp
 import fedbe.flower
 from digits_app.task import Net, load_partition, to_pixels
 
-torch.set_num_threads(1)  # the model is small, and the number of threads changes the last bits
-
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train all rounds; a stopped run is resumed from its folder."""
+    torch.set_num_threads(1)  # the model is small, and the number of threads changes the last bits
     config = context.run_config
     clients, seed = int(config["clients"]), int(config["seed"])
     train_data, test_data, partition = load_partition(clients, seed)
