@@ -56,12 +56,12 @@ def trunk(folder: Path, seed: int, rounds: int, changes: list[str]) -> None:
             cohort = CohortTraining(sim, state, None, lambda *_: None, lambda: False).run()
             result = run_server_step(sim, state, cohort, lambda *_: None, lambda d, r, s=seen: s.append((d, r)))  # type: ignore[misc]
             average, updates = seen[0][0].state, seen[0][1].updates
-            tensors = {"average": average.params, "model": result.state.params}
+            tensors = {"average": average.params, "model": result.state.params.clone()}  # one tensor if refused
             tensors |= {f"client {u.client_id}": u.state.params for u in updates}
             save_file(tensors, folder / f"round-{number:02d}.safetensors")
             state = RunState(number, result.state, result.memory)
             scores = {"average": measure(sim, average).accuracy, "model": measure(sim, result.state).accuracy}
-            gate = {} if result.info.gate is None else vars(result.info.gate)
+            gate = {} if result.info.gate is None else {f"gate {k}": v for k, v in vars(result.info.gate).items()}
             print(json.dumps({"round": number, **scores, **gate}), flush=True)
 
 

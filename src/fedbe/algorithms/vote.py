@@ -7,6 +7,8 @@ Members predict one after the other, so memory does not grow with their number (
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,15 +19,23 @@ from fedbe.core.model_runner import ModelRunner
 from fedbe.core.state import ModelState
 from fedbe.errors import AggregationError, SettingError, nearest
 
-# The predictions of the members, one tensor [J, classes, …] each -> one tensor of the same shape.
-VoteRule = Callable[[Iterable[Tensor]], Tensor]
+EQUAL: Iterable[float] = repeat(1.0)
 
 
-def mean_vote(predictions: Iterable[Tensor]) -> Tensor:
-    """The mean of the members' probabilities: (1/M) Σ_m p_m (Eq. 4).
+class VoteRule(Protocol):
+    """The predictions of the members, one tensor [J, classes, …] each -> one tensor of the same shape."""
+
+    def __call__(self, predictions: Iterable[Tensor], weights: Iterable[float] = EQUAL, /) -> Tensor:
+        """Combine the predictions. Each weight is read after its prediction."""
+        ...
+
+
+def mean_vote(predictions: Iterable[Tensor], weights: Iterable[float] = EQUAL) -> Tensor:
+    """The mean of the members' probabilities: Σ_m a_m p_m / Σ_m a_m. With equal weights a_m, (1/M) Σ_m p_m (Eq. 4).
 
     Args:
         predictions: at least one tensor of probabilities [J, classes, …]. They are read one at a time.
+        weights: a_m > 0, one for each prediction.
 
     Returns:
         Probabilities of the same shape, in new memory.
@@ -33,17 +43,19 @@ def mean_vote(predictions: Iterable[Tensor]) -> Tensor:
     Example:
         >>> mean_vote([torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]])])
         tensor([[0.7500, 0.2500]])
+        >>> mean_vote([torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]])], [3.0, 1.0])
+        tensor([[0.8750, 0.1250]])
     """
     total: Tensor | None = None
-    count = 0
-    for part in predictions:
-        total = part.clone() if total is None else total.add_(part)
-        count += 1
+    sum_of_weights = 0.0
+    for part, weight in zip(predictions, weights, strict=False):  # equal weights have no end
+        total = part.mul(weight) if total is None else total.add_(part, alpha=weight)
+        sum_of_weights += weight
     assert total is not None, "`vote` hands over at least one prediction"
-    return total.div_(count)
+    return total.div_(sum_of_weights)
 
 
-def logits_vote(predictions: Iterable[Tensor]) -> Tensor:
+def logits_vote(predictions: Iterable[Tensor], weights: Iterable[float] = EQUAL) -> Tensor:
     """The softmax of the members' mean logits (FedDF), from their probabilities: p ∝ exp((1/M) Σ_m log p_m).
 
     A member's log-probabilities are its logits minus one number for each input, which the softmax removes again.
@@ -54,10 +66,10 @@ def logits_vote(predictions: Iterable[Tensor]) -> Tensor:
         tensor([[0.6667, 0.3333]])
     """
     tiny = torch.finfo(torch.float32).tiny
-    return mean_vote(part.clamp(min=tiny).log() for part in predictions).softmax(1)
+    return mean_vote((part.clamp(min=tiny).log() for part in predictions), weights).softmax(1)
 
 
-def softened_vote(predictions: Iterable[Tensor]) -> Tensor:
+def softened_vote(predictions: Iterable[Tensor], weights: Iterable[float] = EQUAL) -> Tensor:
     """The mean of the members' softened probabilities: (1/M) Σ_m q_m with q_m ∝ √p_m, a softmax at temperature 2.
 
     A client that has trained on few classes is surest where it knows least. Softened, it outvotes the others less
@@ -65,6 +77,7 @@ def softened_vote(predictions: Iterable[Tensor]) -> Tensor:
 
     Args:
         predictions: at least one tensor of probabilities [J, classes, …]. They are read one at a time.
+        weights: one for each prediction.
 
     Returns:
         Probabilities of the same shape, in new memory.
@@ -73,7 +86,7 @@ def softened_vote(predictions: Iterable[Tensor]) -> Tensor:
         >>> softened_vote([torch.tensor([[0.9, 0.1]]), torch.tensor([[0.5, 0.5]])])
         tensor([[0.6250, 0.3750]])
     """
-    return mean_vote(_softened(part) for part in predictions)
+    return mean_vote((_softened(part) for part in predictions), weights)
 
 
 def _softened(probabilities: Tensor) -> Tensor:
@@ -81,10 +94,10 @@ def _softened(probabilities: Tensor) -> Tensor:
     return roots.div_(roots.sum(1, keepdim=True))
 
 
-def median_vote(predictions: Iterable[Tensor]) -> Tensor:
+def median_vote(predictions: Iterable[Tensor], _: Iterable[float] = EQUAL) -> Tensor:
     """The median of the members' probabilities, normalized to sum to 1: members below half cannot decide.
 
-    All predictions are in memory at once.
+    It counts each member once, whatever the weights. All predictions are in memory at once.
 
     Example:
         >>> median_vote([torch.tensor([[0.8, 0.2]]), torch.tensor([[0.6, 0.4]]), torch.tensor([[0.0, 1.0]])])
@@ -93,15 +106,18 @@ def median_vote(predictions: Iterable[Tensor]) -> Tensor:
     return _trimmed(torch.stack(list(predictions)), 0.5)
 
 
-def trimmed_vote(predictions: Iterable[Tensor]) -> Tensor:
-    """The mean of the probabilities without the smallest and the largest three tenths, normalized to sum to 1."""
+def trimmed_vote(predictions: Iterable[Tensor], _: Iterable[float] = EQUAL) -> Tensor:
+    """The mean of the probabilities without the smallest and the largest three tenths, normalized to sum to 1.
+
+    It counts each member once, whatever the weights.
+    """
     return _trimmed(torch.stack(list(predictions)), 0.3)
 
 
-def consensus_vote(predictions: Iterable[Tensor]) -> Tensor:
+def consensus_vote(predictions: Iterable[Tensor], _: Iterable[float] = EQUAL) -> Tensor:
     """The weighted mean Σ_m a_m p_m: members that are far from the median vote p̃ count little.
 
-    a_m ∝ exp(−(d_m/d)²), where d_m is the mean of |p_m − p̃| and d the median of all d_m.
+    a_m ∝ exp(−(d_m/d)²), where d_m is the mean of |p_m − p̃| and d the median of all d_m. Other weights are not used.
 
     Example:
         >>> consensus_vote([torch.tensor([[0.8, 0.2]]), torch.tensor([[0.7, 0.3]]), torch.tensor([[0.0, 1.0]])])
@@ -146,10 +162,11 @@ def get_vote_rule(name: str) -> VoteRule:
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """One model that votes. `name` says which: "sample 1", "average", "client 3"."""
+    """One model that votes. `name` says which: "sample 1", "average", "client 3"; `weight` how much it counts."""
 
     name: str
     state: ModelState
+    weight: float = 1.0
 
 
 # Turns members into probabilities [J, classes, …], in the order of the members. The simulator's predictor asks worker
@@ -264,23 +281,26 @@ def vote(
         AggregationError: if no member gives finite predictions.
     """
     ballots = _Ballots(labels)
-    names: list[str] = []
+    asked: list[tuple[str, float]] = []
+    weights: list[float] = []  # grows with the predictions that the rule reads
 
-    def named() -> Iterator[Member]:
+    def noted() -> Iterator[Member]:
         for member in members:
-            names.append(member.name)
+            asked.append((member.name, member.weight))
             yield member
 
-    predictions = (p for i, p in enumerate(predictor(named())) if ballots.admit(names[i], p))
+    def valid() -> Iterator[Tensor]:
+        for i, part in enumerate(predictor(noted())):
+            name, weight = asked[i]
+            if ballots.admit(name, part):
+                weights.append(weight)
+                yield part
+
+    predictions = valid()
     first = next(predictions, None)
     if first is None:
         raise AggregationError("no member of the ensemble gave finite predictions: the global model is unchanged")
-
-    def valid() -> Iterator[Tensor]:
-        yield first
-        yield from predictions
-
-    combined = rule(valid())
+    combined = rule(chain([first], predictions), weights)
     return Vote(
         probabilities=combined,
         members=tuple(ballots.reports),

@@ -163,6 +163,8 @@ class KeepMembers(Stage):
     def __post_init__(self) -> None:
         if self.ensemble.has_past:
             raise SettingError("`members` must not include P where members are kept: there is no earlier round")
+        if self.ensemble.vote_weights != "uniform":
+            raise SettingError("`vote_weights` must be uniform where members are kept: their vote counts each once")
 
     @property
     def result(self) -> str:
