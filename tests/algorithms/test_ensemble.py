@@ -2,23 +2,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedbe.algorithms.ensemble import EnsembleSettings, list_members, parse_members
-from fedbe.algorithms.server.stages import KeepMembers
-from fedbe.algorithms.vote import (
-    VOTE_RULES,
-    Member,
-    local_predictor,
-    logits_vote,
-    mean_vote,
-    predict,
-    softened_vote,
-    vote,
-)
+from fedbe.algorithms.ensemble import parse_members
+from fedbe.algorithms.vote import Member, local_predictor, logits_vote, predict, vote
 from fedbe.core.compute import Plan
 from fedbe.core.inputs import TensorInputs
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.state import ModelState
-from fedbe.core.updates import Update
 from fedbe.errors import AggregationError, SettingError
 
 ONE = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
@@ -26,19 +15,16 @@ TWO = torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.2, 0.8]])
 THREE = torch.tensor([[0.2, 0.8], [0.4, 0.6], [0.4, 0.6]])
 
 
-NOTHING = ModelState(torch.zeros(0), torch.zeros(0), {})
-
-
-def _poll(*answers, labels=None, weights=None, rule=mean_vote):
+def _poll(*answers, labels=None):
     """A vote of members whose answers are known."""
-    weights = weights or [1.0] * len(answers)
-    members = [Member(f"m{i}", NOTHING, weight) for i, weight in enumerate(weights, start=1)]
+    nothing = ModelState(torch.zeros(0), torch.zeros(0), {})
+    members = [Member(f"m{i}", nothing) for i in range(1, len(answers) + 1)]
 
     def answer(asked):
         for i, _ in enumerate(asked):
             yield answers[i]
 
-    return vote(members, answer, labels, rule=rule)
+    return vote(members, answer, labels)
 
 
 class TestVote:
@@ -92,62 +78,6 @@ class TestVote:
         flat = _poll(*(a.permute(0, 2, 3, 1).reshape(-1, 3) for a in answers))
         assert outcome.disagreement == pytest.approx(flat.disagreement)
         torch.testing.assert_close(outcome.probabilities, sum(answers) / 3)
-
-
-class TestWeights:
-    def test_the_weighted_mean_by_hand(self):
-        # column 0: (3·.9 + 1·.7)/4, (3·.2 + 1·.6)/4, (3·.6 + 1·.2)/4
-        outcome = _poll(ONE, TWO, weights=[3.0, 1.0])
-        torch.testing.assert_close(outcome.probabilities[:, 0], torch.tensor([0.85, 0.3, 0.5]))
-
-    def test_softened_by_hand(self):
-        # √.9 : √.1 = 3 : 1, so q = .75; the other is .5: (1·.75 + 4·.5)/5
-        parts = [torch.tensor([[0.9, 0.1]]), torch.tensor([[0.5, 0.5]])]
-        torch.testing.assert_close(softened_vote(parts, [1.0, 4.0])[0, 0], torch.tensor(0.55))
-
-    def test_logits_by_hand(self):
-        # 1/3 of log(.8/.2) = log 4^(1/3): the odds are 4^(1/3)
-        parts = [torch.tensor([[0.8, 0.2]]), torch.tensor([[0.5, 0.5]])]
-        odds = 4 ** (1 / 3)
-        torch.testing.assert_close(logits_vote(parts, [1.0, 2.0])[0, 0], torch.tensor(odds / (1 + odds)))
-
-    def test_a_member_that_is_left_out_takes_its_weight_with_it(self):
-        bad = torch.full_like(TWO, torch.nan)
-        outcome = _poll(bad, ONE, bad, THREE, weights=[100.0, 3.0, 50.0, 1.0])
-        torch.testing.assert_close(outcome.probabilities, (3 * ONE + THREE) / 4)
-
-    @pytest.mark.parametrize("name", VOTE_RULES)
-    def test_equal_weights_change_no_bit(self, name, rng):
-        answers = [torch.randn(50, 7, generator=rng).softmax(1) for _ in range(5)]
-        plain, weighted = VOTE_RULES[name](answers), VOTE_RULES[name](answers, [1.0] * 5)
-        assert torch.equal(plain, weighted)
-        if name == "mean":
-            assert torch.equal(plain, (((answers[0] + answers[1]) + answers[2]) + answers[3] + answers[4]) / 5)
-
-    @pytest.mark.parametrize("name", ["median", "trimmed", "consensus"])
-    def test_robust_rules_count_each_member_once(self, name):
-        heavy = _poll(ONE, TWO, THREE, weights=[1.0, 1.0, 1e9], rule=VOTE_RULES[name])
-        assert torch.equal(heavy.probabilities, _poll(ONE, TWO, THREE, rule=VOTE_RULES[name]).probabilities)
-
-    def test_a_client_counts_by_its_examples(self):
-        updates = [Update(i, NOTHING, n, {}) for i, n in enumerate([10.0, 50.0, 30.0])]
-        settings = EnsembleSettings(members="SAC", vote_weights="examples")
-        members = list_members(settings, [NOTHING, NOTHING], NOTHING, updates)
-        # samples and the average count once; the mean of 10, 50 and 30 is 30
-        assert [m.weight for m in members] == pytest.approx([1, 1, 1, 1 / 3, 5 / 3, 1])
-        uniform = list_members(EnsembleSettings(members="AC"), [], NOTHING, updates)
-        assert {m.weight for m in uniform} == {1.0}
-
-    def test_clients_of_one_size_count_exactly_once(self):
-        updates = [Update(i, NOTHING, 4000.0, {}) for i in range(10)]
-        settings = EnsembleSettings(members="C", vote_weights="examples")
-        assert {m.weight for m in list_members(settings, [], NOTHING, updates)} == {1.0}
-
-    def test_refused(self):
-        with pytest.raises(SettingError, match="vote_weights"):
-            EnsembleSettings(vote_weights="size")
-        with pytest.raises(SettingError, match="`vote_weights` must be uniform where members are kept"):
-            KeepMembers(EnsembleSettings(members="C", vote_weights="examples"))
 
 
 def test_members_are_asked_one_at_a_time(network, inputs_for):

@@ -15,7 +15,7 @@ from fedbe.core.model_runner import ModelRunner
 from fedbe.core.normalization import STATISTICS, batch_norm_layers, clamp_variances, recalibrated
 from fedbe.core.state import Layout, ModelState
 from fedbe.core.updates import ClientId, Update
-from fedbe.errors import SettingError, check_option, nearest
+from fedbe.errors import SettingError, nearest
 from fedbe.posterior import Posterior, PosteriorSettings, get_posterior
 
 MEMBER_KINDS = {
@@ -24,7 +24,6 @@ MEMBER_KINDS = {
     "P": "averages of earlier rounds",
     "C": "the clients",
 }
-VOTE_WEIGHTS = ("uniform", "examples")
 
 
 def parse_members(letters: str) -> frozenset[str]:
@@ -60,9 +59,7 @@ class EnsembleSettings:
         alpha: the Dirichlet's parameter, one number for all clients or one for each client id.
         statistics: BatchNorm statistics of samples: recalibrated, averaged or sampled (see `core.normalization`).
         vote: the rule that combines the members' probabilities (`VOTE_RULES`).
-        vote_weights: uniform, every member counts once; or examples, client i counts n_i divided by the mean of all
-            n_i, and every other member once. Rules that hostile clients cannot move (median, trimmed, consensus) count
-            every member once.
+        balance: whether the vote gets the mix of classes that its members expect together (see `algorithms.balance`).
     """
 
     members: str = "SAC"
@@ -73,7 +70,7 @@ class EnsembleSettings:
     alpha: float | Mapping[ClientId, float] = 1.0
     statistics: str = "recalibrated"
     vote: str = "mean"
-    vote_weights: str = "uniform"
+    balance: bool = False
 
     def __post_init__(self) -> None:
         kinds = parse_members(self.members)
@@ -85,7 +82,6 @@ class EnsembleSettings:
         if "P" in kinds and self.num_past < 1:
             raise SettingError(f"`num_past` must be >= 1 when members include P, got {self.num_past}")
         get_vote_rule(self.vote)
-        check_option("vote_weights", self.vote_weights, VOTE_WEIGHTS)
         _ = self.posterior_settings  # checks scale and alpha
 
     @property
@@ -113,7 +109,7 @@ class EnsembleSettings:
 
     def samples_like(self, other: "EnsembleSettings") -> bool:
         """Whether both settings draw the same models from one round's updates."""
-        same = {"members": "S", "vote": "mean", "vote_weights": "uniform", "num_past": 1}
+        same = {"members": "S", "vote": "mean", "balance": False, "num_past": 1}
         return replace(self, **same) == replace(other, **same)  # type: ignore[arg-type]
 
     def count(self, num_clients: int) -> int:
@@ -178,6 +174,4 @@ def list_members(
     if "P" in settings.members:
         yield from (Member(f"past {i}", state) for i, state in enumerate(past, start=1))
     if "C" in settings.members:
-        mean = sum(u.num_examples for u in updates) / len(updates) if settings.vote_weights == "examples" else None
-        for u in updates:
-            yield Member(f"client {u.client_id}", u.state, 1.0 if mean is None else u.num_examples / mean)
+        yield from (Member(f"client {update.client_id}", update.state) for update in updates)

@@ -290,7 +290,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "auto": {
         "members": "AC",
         "vote": "softened",
-        "vote_weights": "examples",
+        "balance": True,
         "sharpening": 3.0,
         "distill_lr": 0.03,
         "distill_lr_min": 0.012,

@@ -7,35 +7,26 @@ Members predict one after the other, so memory does not grow with their number (
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, repeat
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from fedbe.algorithms.balance import balance, class_mix, target_mix
 from fedbe.core.inputs import Inputs, batches
 from fedbe.core.metrics import Metrics, compute_metrics, confidence
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.state import ModelState
 from fedbe.errors import AggregationError, SettingError, nearest
 
-EQUAL: Iterable[float] = repeat(1.0)
+# The predictions of the members, one tensor [J, classes, …] each -> one tensor of the same shape.
+VoteRule = Callable[[Iterable[Tensor]], Tensor]
 
 
-class VoteRule(Protocol):
-    """The predictions of the members, one tensor [J, classes, …] each -> one tensor of the same shape."""
-
-    def __call__(self, predictions: Iterable[Tensor], weights: Iterable[float] = EQUAL, /) -> Tensor:
-        """Combine the predictions. Each weight is read after its prediction."""
-        ...
-
-
-def mean_vote(predictions: Iterable[Tensor], weights: Iterable[float] = EQUAL) -> Tensor:
-    """The mean of the members' probabilities: Σ_m a_m p_m / Σ_m a_m. With equal weights a_m, (1/M) Σ_m p_m (Eq. 4).
+def mean_vote(predictions: Iterable[Tensor]) -> Tensor:
+    """The mean of the members' probabilities: (1/M) Σ_m p_m (Eq. 4).
 
     Args:
         predictions: at least one tensor of probabilities [J, classes, …]. They are read one at a time.
-        weights: a_m > 0, one for each prediction.
 
     Returns:
         Probabilities of the same shape, in new memory.
@@ -43,19 +34,17 @@ def mean_vote(predictions: Iterable[Tensor], weights: Iterable[float] = EQUAL) -
     Example:
         >>> mean_vote([torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]])])
         tensor([[0.7500, 0.2500]])
-        >>> mean_vote([torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]])], [3.0, 1.0])
-        tensor([[0.8750, 0.1250]])
     """
     total: Tensor | None = None
-    sum_of_weights = 0.0
-    for part, weight in zip(predictions, weights, strict=False):  # equal weights have no end
-        total = part.mul(weight) if total is None else total.add_(part, alpha=weight)
-        sum_of_weights += weight
+    count = 0
+    for part in predictions:
+        total = part.clone() if total is None else total.add_(part)
+        count += 1
     assert total is not None, "`vote` hands over at least one prediction"
-    return total.div_(sum_of_weights)
+    return total.div_(count)
 
 
-def logits_vote(predictions: Iterable[Tensor], weights: Iterable[float] = EQUAL) -> Tensor:
+def logits_vote(predictions: Iterable[Tensor]) -> Tensor:
     """The softmax of the members' mean logits (FedDF), from their probabilities: p ∝ exp((1/M) Σ_m log p_m).
 
     A member's log-probabilities are its logits minus one number for each input, which the softmax removes again.
@@ -66,10 +55,10 @@ def logits_vote(predictions: Iterable[Tensor], weights: Iterable[float] = EQUAL)
         tensor([[0.6667, 0.3333]])
     """
     tiny = torch.finfo(torch.float32).tiny
-    return mean_vote((part.clamp(min=tiny).log() for part in predictions), weights).softmax(1)
+    return mean_vote(part.clamp(min=tiny).log() for part in predictions).softmax(1)
 
 
-def softened_vote(predictions: Iterable[Tensor], weights: Iterable[float] = EQUAL) -> Tensor:
+def softened_vote(predictions: Iterable[Tensor]) -> Tensor:
     """The mean of the members' softened probabilities: (1/M) Σ_m q_m with q_m ∝ √p_m, a softmax at temperature 2.
 
     A client that has trained on few classes is surest where it knows least. Softened, it outvotes the others less
@@ -77,7 +66,6 @@ def softened_vote(predictions: Iterable[Tensor], weights: Iterable[float] = EQUA
 
     Args:
         predictions: at least one tensor of probabilities [J, classes, …]. They are read one at a time.
-        weights: one for each prediction.
 
     Returns:
         Probabilities of the same shape, in new memory.
@@ -86,7 +74,7 @@ def softened_vote(predictions: Iterable[Tensor], weights: Iterable[float] = EQUA
         >>> softened_vote([torch.tensor([[0.9, 0.1]]), torch.tensor([[0.5, 0.5]])])
         tensor([[0.6250, 0.3750]])
     """
-    return mean_vote((_softened(part) for part in predictions), weights)
+    return mean_vote(_softened(part) for part in predictions)
 
 
 def _softened(probabilities: Tensor) -> Tensor:
@@ -94,10 +82,10 @@ def _softened(probabilities: Tensor) -> Tensor:
     return roots.div_(roots.sum(1, keepdim=True))
 
 
-def median_vote(predictions: Iterable[Tensor], _: Iterable[float] = EQUAL) -> Tensor:
+def median_vote(predictions: Iterable[Tensor]) -> Tensor:
     """The median of the members' probabilities, normalized to sum to 1: members below half cannot decide.
 
-    It counts each member once, whatever the weights. All predictions are in memory at once.
+    All predictions are in memory at once.
 
     Example:
         >>> median_vote([torch.tensor([[0.8, 0.2]]), torch.tensor([[0.6, 0.4]]), torch.tensor([[0.0, 1.0]])])
@@ -106,18 +94,15 @@ def median_vote(predictions: Iterable[Tensor], _: Iterable[float] = EQUAL) -> Te
     return _trimmed(torch.stack(list(predictions)), 0.5)
 
 
-def trimmed_vote(predictions: Iterable[Tensor], _: Iterable[float] = EQUAL) -> Tensor:
-    """The mean of the probabilities without the smallest and the largest three tenths, normalized to sum to 1.
-
-    It counts each member once, whatever the weights.
-    """
+def trimmed_vote(predictions: Iterable[Tensor]) -> Tensor:
+    """The mean of the probabilities without the smallest and the largest three tenths, normalized to sum to 1."""
     return _trimmed(torch.stack(list(predictions)), 0.3)
 
 
-def consensus_vote(predictions: Iterable[Tensor], _: Iterable[float] = EQUAL) -> Tensor:
+def consensus_vote(predictions: Iterable[Tensor]) -> Tensor:
     """The weighted mean Σ_m a_m p_m: members that are far from the median vote p̃ count little.
 
-    a_m ∝ exp(−(d_m/d)²), where d_m is the mean of |p_m − p̃| and d the median of all d_m. Other weights are not used.
+    a_m ∝ exp(−(d_m/d)²), where d_m is the mean of |p_m − p̃| and d the median of all d_m.
 
     Example:
         >>> consensus_vote([torch.tensor([[0.8, 0.2]]), torch.tensor([[0.7, 0.3]]), torch.tensor([[0.0, 1.0]])])
@@ -162,11 +147,10 @@ def get_vote_rule(name: str) -> VoteRule:
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """One model that votes. `name` says which: "sample 1", "average", "client 3"; `weight` how much it counts."""
+    """One model that votes. `name` says which: "sample 1", "average", "client 3"."""
 
     name: str
     state: ModelState
-    weight: float = 1.0
 
 
 # Turns members into probabilities [J, classes, …], in the order of the members. The simulator's predictor asks worker
@@ -230,8 +214,10 @@ def local_predictor(runner: ModelRunner, inputs: Inputs) -> Predictor:
 class _Ballots:
     """Collects what the report says about each member while its predictions pass by on their way to the rule."""
 
-    def __init__(self, labels: Tensor | None) -> None:
+    def __init__(self, labels: Tensor | None, notes_mixes: bool) -> None:
         self._labels = labels
+        self._notes_mixes = notes_mixes
+        self.mixes: list[Tensor] = []  # the mean prediction of each member, if a vote is balanced
         self._choices: Tensor | None = None  # [J, classes, …]: how many members name each class
         self.reports: list[MemberReport] = []
         self.left_out: list[str] = []
@@ -245,6 +231,8 @@ class _Ballots:
             self._choices = torch.zeros_like(part, dtype=torch.int16)
         first_choice = part.argmax(1, keepdim=True)
         self._choices.scatter_add_(1, first_choice, torch.ones_like(first_choice, dtype=torch.int16))
+        if self._notes_mixes:
+            self.mixes.append(class_mix(part))
         metrics = None if self._labels is None else compute_metrics(part, self._labels)
         self.reports.append(MemberReport(name, confidence(part), metrics))
         return True
@@ -265,6 +253,7 @@ def vote(
     labels: Tensor | None = None,
     *,
     rule: VoteRule = mean_vote,
+    balanced: bool = False,
 ) -> Vote:
     """Let the members predict and combine their predictions.
 
@@ -273,6 +262,7 @@ def vote(
         predictor: turns members into probabilities, in their order.
         labels: true labels [J, …] of the inputs. They are used for the report only.
         rule: combines the predictions; the default is the mean.
+        balanced: whether the combined prediction gets the mix of classes that the members expect together.
 
     Returns:
         The combined prediction and a report on each member. A member whose predictions are not finite does not vote.
@@ -280,27 +270,26 @@ def vote(
     Raises:
         AggregationError: if no member gives finite predictions.
     """
-    ballots = _Ballots(labels)
-    asked: list[tuple[str, float]] = []
-    weights: list[float] = []  # grows with the predictions that the rule reads
+    ballots = _Ballots(labels, balanced)
+    names: list[str] = []
 
-    def noted() -> Iterator[Member]:
+    def named() -> Iterator[Member]:
         for member in members:
-            asked.append((member.name, member.weight))
+            names.append(member.name)
             yield member
 
-    def valid() -> Iterator[Tensor]:
-        for i, part in enumerate(predictor(noted())):
-            name, weight = asked[i]
-            if ballots.admit(name, part):
-                weights.append(weight)
-                yield part
-
-    predictions = valid()
+    predictions = (p for i, p in enumerate(predictor(named())) if ballots.admit(names[i], p))
     first = next(predictions, None)
     if first is None:
         raise AggregationError("no member of the ensemble gave finite predictions: the global model is unchanged")
-    combined = rule(chain([first], predictions), weights)
+
+    def valid() -> Iterator[Tensor]:
+        yield first
+        yield from predictions
+
+    combined = rule(valid())
+    if len(ballots.mixes) > 1:
+        combined = balance(combined, target_mix(torch.stack(ballots.mixes)))
     return Vote(
         probabilities=combined,
         members=tuple(ballots.reports),

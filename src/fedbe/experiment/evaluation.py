@@ -62,7 +62,11 @@ class DraftEvaluation:
             round = replace(round, info=StepInfo())  # this vote is not part of the method's step
         voters = round.members(settings, draft.state)
         result = vote(
-            voters, self._sim.predictor("test"), self._sim.federation.test_labels, rule=get_vote_rule(settings.vote)
+            voters,
+            self._sim.predictor("test"),
+            self._sim.federation.test_labels,
+            rule=get_vote_rule(settings.vote),
+            balanced=settings.balance,
         )
         assert result.metrics is not None
         return result.metrics.as_dict() | {"disagreement": result.disagreement}

@@ -163,8 +163,8 @@ class KeepMembers(Stage):
     def __post_init__(self) -> None:
         if self.ensemble.has_past:
             raise SettingError("`members` must not include P where members are kept: there is no earlier round")
-        if self.ensemble.vote_weights != "uniform":
-            raise SettingError("`vote_weights` must be uniform where members are kept: their vote counts each once")
+        if self.ensemble.balance:
+            raise SettingError("`balance` must be false where members are kept: they also vote on single inputs")
 
     @property
     def result(self) -> str:
@@ -289,9 +289,10 @@ class Distill(Stage):
                     progress(i, total)
                 yield member
 
-        rule = get_vote_rule(self.ensemble.vote)
+        rule, balanced = get_vote_rule(self.ensemble.vote), self.ensemble.balance
         with round.info.timed("ensemble"):
-            result = vote(counted(), round.context.server_predictor(), round.context.labels, rule=rule)
+            predictor = round.context.server_predictor()
+            result = vote(counted(), predictor, round.context.labels, rule=rule, balanced=balanced)
         round.info.record_vote(result)
         return result
 
