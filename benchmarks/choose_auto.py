@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedbe.algorithms.balance import balance, class_mix, target_mix
 from fedbe.algorithms.distillation import distill, sharpen
 from fedbe.algorithms.ensemble import sample_models
 from fedbe.algorithms.methods import get_method
@@ -39,6 +40,7 @@ from fedbe.posterior.base import PosteriorSettings
 from fedbe.posterior.gaussian import Gaussian
 
 RECIPE = "cifar10-proxy"
+CHANGES = "changes.json"  # in the folder of a trunk: what differs from the recipe
 RULES = ("mean", "softened", "logits")
 MEMBERS = ("A", "C", "AC", "SAC")
 
@@ -46,6 +48,7 @@ MEMBERS = ("A", "C", "AC", "SAC")
 def trunk(folder: Path, seed: int, rounds: int, changes: list[str]) -> None:
     """Run the first rounds of the proxy; keep average, model and clients of each."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / CHANGES).write_text(json.dumps(changes))
     recipe = load_recipe(RECIPE, changes)
     with Serial() as executor:
         sim = make_simulation(recipe, recipe.method, seed, "float32", prepare(recipe, seed), executor)
@@ -69,7 +72,7 @@ class Lab:
     """The models of one round of a trunk, and the data to judge them on."""
 
     def __init__(self, folder: Path, seed: int, number: int) -> None:
-        recipe = load_recipe(RECIPE)
+        recipe = load_recipe(RECIPE, json.loads((folder / CHANGES).read_text()))
         self.federation: Federation = prepare(recipe, seed)
         self.runner = ModelRunner(initial_weights(self.federation.model, seed))
         self.seed, self.number = seed, number
@@ -108,10 +111,13 @@ def teachers(folder: Path, seed: int, numbers: list[int]) -> None:
         lab = Lab(folder, seed, number)
         for members in MEMBERS:
             predictions = lab.predictions(members, lab.federation.test)
-            scores = [
-                compute_metrics(get_vote_rule(r)(predictions), lab.federation.test_labels).accuracy for r in RULES
-            ]
-            print(f"round {number:2} {members:4}", *(f"{r} {100 * s:.1f}" for r, s in zip(RULES, scores, strict=True)))
+            votes = {rule: get_vote_rule(rule)(predictions) for rule in RULES}
+            mixes = torch.stack([class_mix(p) for p in predictions])
+            if len(predictions) > 1:
+                votes["softened, balanced"] = balance(votes["softened"], target_mix(mixes))
+            labels = lab.federation.test_labels
+            scores = (f"{rule} {100 * compute_metrics(v, labels).accuracy:.1f}" for rule, v in votes.items())
+            print(f"round {number:2} {members:4}", *scores)
 
 
 def students(folder: Path, seed: int, number: int, specs: list[str]) -> None:
@@ -124,7 +130,10 @@ def students(folder: Path, seed: int, number: int, specs: list[str]) -> None:
         changes = ["variant=paper", *(f"settings.{setting}" for setting in spec.split(","))]
         stage = load_recipe(RECIPE, changes).method_for().stages[-1]
         assert isinstance(stage, Distill)
-        combined = get_vote_rule(stage.ensemble.vote)(lab.predictions(stage.ensemble.members, server))
+        predictions = lab.predictions(stage.ensemble.members, server)
+        combined = get_vote_rule(stage.ensemble.vote)(predictions)
+        if stage.ensemble.balance:
+            combined = balance(combined, target_mix(torch.stack([class_mix(p) for p in predictions])))
         targets = sharpen(combined, stage.distillation.sharpening)
         source = generator(seed, number, "distill")
         student = distill(lab.runner, lab.average, server, targets, stage.distillation, source)
