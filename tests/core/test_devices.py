@@ -8,6 +8,7 @@ from fedbe.core.compute import resolve_precision
 from fedbe.core.devices import (
     default_workers,
     describe_device,
+    device_of_worker,
     has_bfloat16_units,
     list_devices,
     parse_devices,
@@ -99,6 +100,23 @@ def test_an_accelerator_gets_a_few_workers():
     assert default_workers("cuda:0", 64) == 4
     assert default_workers("cuda:0,1", 64) == 8
     assert default_workers("cuda:0", 2) == 2
+
+
+def test_a_worker_takes_a_device_that_it_sees(machine):
+    machine(cuda=2)
+    assert [device_of_worker("cuda:0,1", i) for i in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert [device_of_worker(text, 3) for text in ("cuda", "cuda:1", "cpu")] == ["cuda:0", "cuda:1", "cpu"]
+    machine(cuda=1)  # Ray reserved one
+    assert [device_of_worker(text, 1) for text in ("cuda:0,1", "cuda:1")] == ["cuda:0", "cuda:0"]
+    machine()
+    with pytest.raises(SettingError, match="sees no cuda device"):
+        device_of_worker("cuda:0,1", 0)
+
+
+def test_a_device_that_only_workers_have(machine):
+    machine()
+    assert describe_device("cuda") == "cuda (of the workers; the server step on cpu)"
+    assert resolve_precision("auto", "cuda") == "float32"
 
 
 def test_workers_take_devices_in_turn(machine):

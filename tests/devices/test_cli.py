@@ -11,6 +11,7 @@ from fedbe.cli import reproduce
 from fedbe.cli.app import app
 from fedbe.cli.options import Workplace
 from fedbe.core import compute, devices
+from fedbe.errors import SettingError
 from fedbe.reproduce import cost, study
 
 QUICK = ["--set", "training.rounds=1", "--set", "training.epochs=1", "--set", "split.clients=2"]
@@ -89,7 +90,26 @@ def test_an_accelerator_gets_few_workers_and_the_clients_of_one_run(monkeypatch)
     assert where.on("cpu") == where
     assert where.on("emu:0,1") == Workplace(8, "processes", None, "clients")
     assert Workplace(3, "processes", None, "runs").on("emu:0") == Workplace(3, "processes", None, "runs")
-    assert Workplace(None, "ray", None, "auto").on("emu:0").workers is None
+    on_ray = Workplace(None, "ray", None, "auto").on("emu:0")
+    assert on_ray == Workplace(None, "ray", None, "clients", gpus_per_worker=0.25, device="emu:0")
+    assert Workplace(None, "ray", None, gpus_per_worker=0.0).on("emu:0").gpus_per_worker == 0
+    assert Workplace(None, "ray", None).on("mps").gpus_per_worker is None
+    assert Workplace(None, "ray", None).on("cpu").gpus_per_worker is None
+
+
+def test_with_ray_the_device_is_that_of_the_workers(monkeypatch, capsys):
+    ray = Workplace(None, "ray", None)
+    assert [ray.choose_device(text) for text in ("cpu", "auto", "emu")] == ["cpu", "cpu", "emu:0"]
+    assert not capsys.readouterr().err
+    assert ray.choose_device("cuda:0,1") == "cuda:0,1"  # of other machines
+    assert "device: cuda of the workers" in capsys.readouterr().err
+    assert Workplace(None, "ray", None, gpus_per_worker=0.5).choose_device("auto", quiet=True) == "cuda"
+    monkeypatch.setattr(devices, "ACCELERATORS", ("emu",))
+    assert Workplace(None, "ray", None, gpus_per_worker=0.5).choose_device("auto", quiet=True) == "emu:0"
+    with pytest.raises(SettingError, match="sees no cuda device"):
+        Workplace(None, "processes", None).choose_device("cuda")
+    with pytest.raises(SettingError, match="unknown device 'gpu'"):
+        ray.choose_device("gpu")
 
 
 class TestReproduce:

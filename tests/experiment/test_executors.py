@@ -46,6 +46,9 @@ def test_workers_decide_the_executor() -> None:
         make_executor(1, "rai")
     with pytest.raises(SettingError, match="add --executor ray"):
         make_executor(1, address="auto")
+    for reserved in ({"cpus_per_worker": 2.0}, {"gpus_per_worker": 0.5}):
+        with pytest.raises(SettingError, match="add --executor ray"):
+            make_executor(1, **reserved)
 
 
 def test_jobs_are_lazy_and_single_threaded(serial: Serial) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedbe.core.compute import Plan
-from fedbe.errors import RunError
+from fedbe.errors import RunError, SettingError
 from fedbe.experiment import loop, run_folder
 from fedbe.experiment.callbacks import Callback
 from fedbe.experiment.executors import make_executor
@@ -178,6 +178,12 @@ def test_a_killed_driver_or_head_loses_nothing(
 def test_a_worker_that_fits_nowhere_is_one_sentence(cluster: Any, pool: RayPool) -> None:  # noqa: ARG001 (connects)
     with pytest.raises(RunError, match="a worker needs 1 CPUs and 1 GPUs, but the Ray cluster has"):
         RayPool(address=cluster.address, num_gpus=1)
+    with pytest.raises(RunError, match=r"[46] CPUs and 0 GPUs: use --device cpu"):
+        make_executor(kind="ray", address=cluster.address, gpus_per_worker=0.25)
+    with pytest.raises(RunError, match=r"needs 3 CPUs and 0 GPUs, .* on [23] nodes"):
+        make_executor(kind="ray", address=cluster.address, cpus_per_worker=3)
+    with pytest.raises(SettingError, match=r"the GPUs of a worker must be .* got 1.5"):
+        RayPool(address=cluster.address, num_gpus=1.5)
 
 
 def test_without_a_cluster_there_is_one_sentence(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from fedbe.algorithms.server.stages import Mean
 from fedbe.algorithms.vote import Member
 from fedbe.analysis.data import load_task
 from fedbe.analysis.runs import Run
-from fedbe.core.compute import Plan, one_thread
+from fedbe.core.compute import one_thread
 from fedbe.core.model_runner import ModelRunner
 from fedbe.errors import RunError
 from fedbe.experiment import checkpoint
@@ -22,7 +22,7 @@ from fedbe.experiment.executors.serial import Serial
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.round import run_server_step, train_loss
 from fedbe.experiment.run_state import RunState
-from fedbe.experiment.simulation import Simulation
+from fedbe.experiment.simulation import Simulation, own_plan
 from fedbe.experiment.tensor_files import UNREADABLE
 
 
@@ -65,7 +65,7 @@ def rerun_last_round(run: Run, executor: Executor | None = None) -> Rerun:
 
 
 def _simulation(run: Run, executor: Executor) -> Simulation:
-    recipe, seed, plan = run.recipe, run.info.seed, Plan(run.info.precision, device=run.info.device)
+    recipe, seed, plan = run.recipe, run.info.seed, own_plan(run.info.precision, run.info.device, executor)
     federation = prepare(recipe, seed, load_task(recipe.data.source))
     runner = ModelRunner(federation.build_model(), plan)
     executor.configure(federation, plan)

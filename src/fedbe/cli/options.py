@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbe.cli.console import err
+from fedbe.errors import SettingError
 from fedbe.experiment.executors import make_executor
 from fedbe.experiment.executors.forkserver import warm_up
 
@@ -30,6 +31,17 @@ ExecutorKind = Annotated[
 ]
 Address = Annotated[
     str | None, typer.Option(help="Of the Ray cluster: auto, or HOST:PORT; default: start Ray on this machine.")
+]
+CPUsPerWorker = Annotated[
+    float | None, typer.Option(min=0, help="The CPUs that Ray reserves for a worker; default: 1.", show_default=False)
+]
+GPUsPerWorker = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="The part of a GPU that Ray reserves for a worker; default: 0.25 with --device cuda, otherwise 0.",
+        show_default=False,
+    ),
 ]
 Spread = Annotated[
     str,
@@ -67,12 +79,15 @@ RunOrComparison = Annotated[Path, typer.Argument(help="The folder of a run or a 
 
 @dataclass(frozen=True)
 class Workplace:
-    """The options that say where a command trains: --workers, --executor, --address and --spread."""
+    """The options that say where a command trains: --workers, --executor, --address and so on."""
 
     workers: int | None
     kind: str
     address: str | None
     spread: str = "clients"
+    cpus_per_worker: float | None = None
+    gpus_per_worker: float | None = None
+    device: str | None = None  # of the workers of a Ray cluster
 
     def warm_up(self) -> None:
         """Start what workers need, while this process imports torch."""
@@ -81,18 +96,51 @@ class Workplace:
 
     def make_executor(self) -> "Executor":
         """The executor of these options."""
-        return make_executor(self.workers, self.kind, self.address)
+        return make_executor(
+            self.workers,
+            self.kind,
+            self.address,
+            cpus_per_worker=self.cpus_per_worker,
+            gpus_per_worker=self.gpus_per_worker,
+            device=self.device,
+        )
 
     def on(self, device: str) -> "Workplace":
-        """These options for runs on a device: an accelerator gets a few workers, and the clients of one run."""
+        """These options for runs on a device: an accelerator gets a few workers, and the clients of one run.
+
+        Raises:
+            SettingError: GPUs are to be reserved for runs on the CPU.
+        """
         if device == "cpu":
+            if self.kind == "ray" and self.gpus_per_worker:
+                raise SettingError("--gpus-per-worker reserves GPUs, but the device is cpu: add --device cuda")
             return self
         from fedbe.core.compute import cores
-        from fedbe.core.devices import default_workers
+        from fedbe.core.devices import WORKERS_PER_DEVICE, default_workers
 
-        given = self.workers is not None or self.kind != "processes"
-        workers = self.workers if given else default_workers(device, cores())
-        return replace(self, workers=workers, spread="clients" if self.spread == "auto" else self.spread)
+        spread = "clients" if self.spread == "auto" else self.spread
+        if self.kind == "ray":
+            counted = self.gpus_per_worker is None and device != "mps"  # Ray counts no Apple devices
+            gpus = 1 / WORKERS_PER_DEVICE if counted else self.gpus_per_worker
+            return replace(self, spread=spread, gpus_per_worker=gpus, device=device)
+        workers = default_workers(device, cores()) if self.workers is None else self.workers
+        return replace(self, workers=workers, spread=spread)
+
+    def choose_device(self, text: str, quiet: bool = False) -> str:
+        """The device that --device means: of this machine, or with Ray of the workers' machines.
+
+        An accelerator that "auto" chose is named on stderr, and one that only the workers have.
+        """
+        from fedbe.core.devices import is_here, resolve_device
+
+        if self.kind == "ray" and text == "auto" and self.gpus_per_worker:
+            text = "cuda" if resolve_device(text) == "cpu" else text
+        if self.kind != "ray" or text == "auto" or is_here(text):
+            return choose_device(text, quiet)
+        if not quiet:
+            kind = text.partition(":")[0]
+            err.print(f"device: {kind} of the workers; this machine has none, so the server step is on its CPU")
+        return text
 
 
 def choose_device(text: str, quiet: bool = False) -> str:

@@ -12,8 +12,10 @@ from fedbe.cli.console import err, out
 from fedbe.cli.interrupt import interruptible
 from fedbe.cli.options import (
     Address,
+    CPUsPerWorker,
     Device,
     ExecutorKind,
+    GPUsPerWorker,
     Precision,
     Quiet,
     RunsFolder,
@@ -53,6 +55,8 @@ def reproduce(
     workers: Workers = None,
     executor: ExecutorKind = "processes",
     address: Address = None,
+    cpus_per_worker: CPUsPerWorker = None,
+    gpus_per_worker: GPUsPerWorker = None,
     spread: Spread = "auto",
     device: Device = "auto",
     precision: Precision = "auto",
@@ -70,7 +74,7 @@ def reproduce(
     from fedbe.reproduce.study import load_study, parse_scale
 
     chosen = parse_scale(scale or DEFAULT_SCALE)
-    where = Workplace(workers, executor, address, spread)
+    where = Workplace(workers, executor, address, spread, cpus_per_worker, gpus_per_worker)
     if train:
         where.warm_up()
     from fedbe.core.compute import resolve_precision
@@ -81,7 +85,7 @@ def reproduce(
     study = load_study(name).with_changes(changes or ())
     root = runs / f"reproduce-{name}-{chosen}"
     plan = plan_study(study, chosen, root, seeds=seeds, values=only or (), train=train)
-    chosen_device = choose_device(device, quiet)
+    chosen_device = where.choose_device(device, quiet)
     precision = resolve_precision(precision, chosen_device)
     check_runs(plan.shown, precision)  # the table also shows runs that were not selected now
     if not train and not root.is_dir():
@@ -133,8 +137,10 @@ def _train_and_analyse(
 
 def _show_cost(plan: "StudyPlan", device: str, yes: bool) -> None:
     """Say how long the runs will take; ask before hours of work, or refuse them where nobody can answer."""
+    from fedbe.core.devices import is_here
     from fedbe.reproduce import cost
 
+    device = device if is_here(device) else "cpu"  # what only the workers have cannot be measured here
     with err.status("measuring this machine"):
         seconds = cost.seconds_left(plan.selected, device)
     text = f"the runs that are left take about {_duration(seconds)} on {device} ({_busy() or 'measured now'})"

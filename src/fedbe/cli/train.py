@@ -13,8 +13,10 @@ from fedbe.cli.interrupt import interruptible
 from fedbe.cli.options import (
     DEVICE_HELP,
     Address,
+    CPUsPerWorker,
     Device,
     ExecutorKind,
+    GPUsPerWorker,
     Overrides,
     Precision,
     Quiet,
@@ -25,7 +27,6 @@ from fedbe.cli.options import (
     Trust,
     Workers,
     Workplace,
-    choose_device,
 )
 from fedbe.errors import SettingError
 
@@ -46,6 +47,8 @@ def run(
     workers: Workers = None,
     executor: ExecutorKind = "processes",
     address: Address = None,
+    cpus_per_worker: CPUsPerWorker = None,
+    gpus_per_worker: GPUsPerWorker = None,
     device: Device = "auto",
     precision: Precision = "auto",
     name: Name = None,
@@ -55,7 +58,7 @@ def run(
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Train one federation with one method."""
-    where = Workplace(workers, executor, address)
+    where = Workplace(workers, executor, address, "clients", cpus_per_worker, gpus_per_worker)
     where.warm_up()
     from fedbe.core.compute import resolve_precision
     from fedbe.experiment import run_folder
@@ -64,7 +67,7 @@ def run(
     settings = load_recipe(recipe, changes or ())
     method = method or settings.method
     folder = _result_folder(runs, name, f"{settings.name}-{method}-seed{seed}")
-    chosen = choose_device(device, quiet)
+    chosen = where.choose_device(device, quiet)
     run_folder.create(folder, settings, method, seed, resolve_precision(precision, chosen), chosen)
     with run_folder.discard_on_error(folder):
         _train(folder, where, quiet, track or ())
@@ -80,6 +83,8 @@ def compare(
     workers: Workers = None,
     executor: ExecutorKind = "processes",
     address: Address = None,
+    cpus_per_worker: CPUsPerWorker = None,
+    gpus_per_worker: GPUsPerWorker = None,
     spread: Spread = "auto",
     device: Device = "auto",
     precision: Precision = "auto",
@@ -90,7 +95,7 @@ def compare(
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Train several methods on the same splits and initial weights, and compare them."""
-    where = Workplace(workers, executor, address, spread)
+    where = Workplace(workers, executor, address, spread, cpus_per_worker, gpus_per_worker)
     where.warm_up()
     from fedbe.core.compute import resolve_precision
     from fedbe.experiment import comparison, run_folder
@@ -98,7 +103,7 @@ def compare(
 
     settings = load_recipe(recipe, changes or ())
     names = [method.strip() for method in methods.split(",") if method.strip()]
-    chosen = choose_device(device, quiet)
+    chosen = where.choose_device(device, quiet)
     precision = resolve_precision(precision, chosen)
     same = comparison.find_same(runs, settings, names, range(seeds), precision) if not name else None
     if same is not None:
@@ -116,6 +121,8 @@ def resume(
     workers: Workers = None,
     executor: ExecutorKind = "processes",
     address: Address = None,
+    cpus_per_worker: CPUsPerWorker = None,
+    gpus_per_worker: GPUsPerWorker = None,
     spread: Spread = "auto",
     device: Annotated[str | None, typer.Option(help=f"{DEVICE_HELP} Default: the run's.")] = None,
     quiet: Quiet = False,
@@ -123,9 +130,9 @@ def resume(
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Continue a stopped run or comparison; on the same kind of device the result is the same to the last bit."""
-    where = Workplace(workers, executor, address, spread)
+    where = Workplace(workers, executor, address, spread, cpus_per_worker, gpus_per_worker)
     where.warm_up()
-    _train(run, where, quiet, track or (), None if device is None else choose_device(device, quiet))
+    _train(run, where, quiet, track or (), None if device is None else where.choose_device(device, quiet))
 
 
 def _result_folder(runs: Path, name: str | None, default: str) -> Path:

@@ -68,6 +68,30 @@ def parse_devices(text: str) -> tuple[torch.device, ...]:
     return devices
 
 
+def device_of_worker(text: str, number: int) -> str:
+    """The device of one of several workers, called where the worker is: they take the devices in turn that are there.
+
+    A worker of a cluster may see other devices than the process that read the name: of "cuda:0,1", a worker for which
+    one GPU is reserved sees this one alone, as cuda:0.
+
+    Raises:
+        SettingError: The name has another form, or there is no such kind of device here.
+
+    Example:
+        >>> device_of_worker("cpu", 3)
+        'cpu'
+    """
+    devices = parse_devices(text)
+    kind = devices[0].type
+    there = [device for device in devices if device.index is not None and device.index < count_devices(kind)]
+    return str(there[number % len(there)]) if there else resolve_device(kind)
+
+
+def is_here(text: str) -> bool:
+    """Whether torch sees devices of this kind on this machine."""
+    return count_devices(parse_devices(text)[0].type) > 0
+
+
 def _numbered(kind: str) -> str:
     return kind if kind in ("cpu", "mps") else f"{kind}:0"
 
@@ -91,13 +115,18 @@ def list_devices(kind: str) -> list[str]:
 
 def describe_device(text: str) -> str:
     """The device, or devices, with the product's name where torch knows it: "cuda:0 (NVIDIA L4)"."""
+    if not is_here(text):
+        return f"{text} (of the workers; the server step on cpu)"
     names = [torch.cuda.get_device_name(device) for device in parse_devices(text) if device.type == "cuda"]
     return f"{text} ({', '.join(dict.fromkeys(names))})" if names else text
 
 
 def has_bfloat16_units(text: str) -> bool:
-    """Whether an accelerator computes bfloat16 in hardware. Apple's first chips do not, so MPS counts as without."""
-    return parse_devices(text)[0].type in ("cuda", "xpu") and all(
+    """Whether an accelerator computes bfloat16 in hardware. Apple's first chips do not, so MPS counts as without.
+
+    So does a device that only other machines have.
+    """
+    return (parse_devices(text)[0].type in ("cuda", "xpu") and is_here(text)) and all(
         bool(torch.get_device_module(device).is_bf16_supported(including_emulation=False))
         for device in parse_devices(text)
     )

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from fedbe import data
 from fedbe.core.compute import Plan, one_thread, server_threads
+from fedbe.core.devices import device_of_worker
 from fedbe.core.inputs import tensors_of
 from fedbe.core.model_runner import ModelRunner, try_model
 from fedbe.data import Task
@@ -126,7 +127,7 @@ class RunJob:
             should_stop=should_stop,
             task=_load_task(self.recipe.data.source),
             first_round=self.first_round,
-            device=device if self.position is None else Plan(device=device).for_worker(self.position).device,
+            device=device if self.position is None else device_of_worker(device, self.position),
         )
 
     def _is_stopped(self) -> bool:

@@ -14,7 +14,7 @@ from fedbe.algorithms.methods import Method
 from fedbe.algorithms.server.limits import Limits
 from fedbe.algorithms.vote import Member, Predictor
 from fedbe.core.compute import Plan, server_threads
-from fedbe.core.devices import ask_for_same_bits
+from fedbe.core.devices import ask_for_same_bits, is_here
 from fedbe.core.model_runner import ModelRunner, try_model
 from fedbe.core.random import generator
 from fedbe.errors import RunError
@@ -126,6 +126,11 @@ def probabilities(outcome: Outcome) -> Tensor:
     return value
 
 
+def own_plan(precision: str, device: str, executor: Executor) -> Plan:
+    """The plan of this process. With workers that have devices of their own it computes on the CPU if it has none."""
+    return Plan(precision, device="cpu" if executor.has_own_devices and not is_here(device) else device)
+
+
 def make_simulation(
     recipe: Recipe,
     method_name: str,
@@ -138,7 +143,8 @@ def make_simulation(
     """Build a simulation, and prepare the executor and this process for it.
 
     Models are trained and run on the device, and all data is copied there once. Between rounds, and on their way to and
-    from the clients, models are in the host's memory: a large cohort need not fit on the device.
+    from the clients, models are in the host's memory: a large cohort need not fit on the device. If the executor's
+    workers have devices of their own and this process has none of that kind, the server step is computed on the CPU.
 
     Raises:
         RunError: The method, or the ensemble that is measured, needs server data and the recipe has none.
@@ -152,7 +158,7 @@ def make_simulation(
         needs_unlabeled = needs_unlabeled or measured.needs_unlabeled(module)
     if needs_unlabeled and federation.server is None:
         raise RunError(f"{method.title} needs images at the server: set data.server or data.unlabeled in the recipe")
-    plan = Plan(precision, device=device)
+    plan = own_plan(precision, device, executor)
     executor.configure(federation, plan)
     torch.set_num_threads(server_threads(module))
     keep_freed_memory()

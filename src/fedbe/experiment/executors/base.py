@@ -92,6 +92,11 @@ class Executor(Protocol):
         """How many jobs can run at the same time."""
         ...
 
+    @property
+    def has_own_devices(self) -> bool:
+        """Whether jobs may run on other machines, so that this process need not have the device of a run."""
+        ...
+
     def configure(self, federation: Federation, plan: Plan) -> None:
         """Set the data and the arithmetic of the jobs that follow."""
         ...

@@ -46,7 +46,7 @@ class _Worker(Worker):
         """End the process at once; the pool then finds it dead."""
         self.process.kill()
 
-    def set_up(self, setup: tuple[Federation, Plan]) -> bool:
+    def set_up(self, setup: tuple[Any, ...]) -> bool:
         with _system_limits():
             return self._send("setup", setup)
 

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 from weakref import ReferenceType, ref
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedbe.core.compute import Plan, cores
-from fedbe.errors import ExtraError, RunError
+from fedbe.errors import ExtraError, RunError, SettingError
 from fedbe.experiment.executors.base import Job, Outcome
 from fedbe.experiment.executors.memory_usage import ProcessMemoryPeak
 from fedbe.experiment.executors.watchdog import START_SECONDS
@@ -42,22 +42,35 @@ class RayPool(WorkerPool["_ActorWorker"]):
     """An executor whose workers are Ray actors; see `Executor`.
 
     Args:
-        workers: The number of actors; None for as many as the cluster's CPUs and GPUs allow.
+        workers: The number of actors; None for as many as the CPUs and GPUs of the cluster's nodes allow.
         address: The cluster: "auto" for the one that runs on this machine, or HOST:PORT; None starts Ray here. If this
             process is connected to a cluster already, that one is used.
         num_cpus: The CPUs that Ray reserves for an actor. An actor computes with one thread.
-        num_gpus: The GPUs that Ray reserves for an actor; a fraction lets several actors share one.
+        num_gpus: The GPUs that Ray reserves for an actor; a fraction lets several actors share one. The actor sees no
+            other GPU. Without a reservation it sees all GPUs of its node.
+        device: Where actors compute, such as "cuda"; default: the plan's device. Each actor looks for it on its own
+            node, so this process need not have one.
 
     Raises:
         ExtraError: Ray is not installed.
+        SettingError: `num_cpus` or `num_gpus` is not a number that Ray can reserve.
         RunError: The cluster cannot be reached, or has no place for a worker.
     """
 
+    has_own_devices = True
+
     def __init__(
-        self, workers: int | None = None, address: str | None = None, *, num_cpus: float = 1, num_gpus: float = 0
+        self,
+        workers: int | None = None,
+        address: str | None = None,
+        *,
+        num_cpus: float = 1,
+        num_gpus: float = 0,
+        device: str | None = None,
     ) -> None:
-        self._ray = _ray()
-        self._num_gpus = num_gpus
+        _check_reservation("CPUs", num_cpus)
+        _check_reservation("GPUs", num_gpus)
+        self._ray, self._device = _ray(), device
         self._connected_here = not self._ray.is_initialized()
         if self._connected_here:
             _connect(self._ray, address)
@@ -66,7 +79,8 @@ class RayPool(WorkerPool["_ActorWorker"]):
         options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "scheduling_strategy": "SPREAD"}
         self._actor_class = self._ray.remote(_Actor).options(**options)
         try:
-            places = _places(self._ray.cluster_resources(), num_cpus, num_gpus)
+            nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+            places = _places(nodes, num_cpus, num_gpus)
             super().__init__(places if workers is None else workers)
         except BaseException:
             self._disconnect()
@@ -83,9 +97,11 @@ class RayPool(WorkerPool["_ActorWorker"]):
         """Put the federation into the object store and tell the actors."""
         super().configure(self._ray.put(federation), plan)
 
-    def _setup_of(self, i: int) -> tuple[Federation, Plan]:
-        """An actor for which Ray reserves GPUs sees only these; others take the devices of the plan in turn."""
-        return super()._setup_of(0 if self._num_gpus else i)
+    def _setup_of(self, i: int) -> tuple[Any, ...]:
+        """What an actor needs to find its own device: only its node knows which ones it has."""
+        assert self._setup is not None, "`configure` is called first"
+        federation, plan = self._setup
+        return federation, plan, self._device or plan.device, i
 
     def memory_peak(self) -> "_ActorMemoryPeak":
         """Start to measure the memory of this process and of the actors."""
@@ -132,18 +148,34 @@ def _connect(ray: Any, address: str | None) -> None:
         raise RunError(f"cannot connect to the Ray cluster '{address or 'on this machine'}': {reason}") from error
 
 
-def _places(resources: dict[str, float], num_cpus: float, num_gpus: float) -> int:
-    """How many actors fit on the cluster; RunError if none does.
+def _check_reservation(what: str, amount: float) -> None:
+    if not (amount >= 0 and (amount <= 1 or amount == int(amount))):
+        raise SettingError(f"the {what} of a worker must be from 0 to 1, or a whole number, got {amount:g}")
 
-    >>> _places({"CPU": 8.0, "GPU": 2.0}, 1, 0.5), _places({"CPU": 3.0}, 2, 0)
-    (4, 1)
+
+def _places(nodes: Sequence[Mapping[str, float]], num_cpus: float, num_gpus: float) -> int:
+    """How many actors fit on the nodes of a cluster, each on one node; RunError if none does.
+
+    >>> _places([{"CPU": 8.0, "GPU": 2.0}, {"CPU": 3.0}], 1, 0.4), _places([{"CPU": 3.0}, {"CPU": 2.0}], 2, 0)
+    (4, 2)
     """
-    counts = [resources.get(name, 0.0) / each for name, each in (("CPU", num_cpus), ("GPU", num_gpus)) if each]
-    places = int(min(counts, default=1))
+    wanted = [(name, each) for name, each in (("CPU", num_cpus), ("GPU", num_gpus)) if each]
+    places = sum(min((_fits(name, node.get(name, 0.0), each) for name, each in wanted), default=1) for node in nodes)
     if places < 1:
-        has = f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"
-        raise RunError(f"a worker needs {num_cpus:g} CPUs and {num_gpus:g} GPUs, but the Ray cluster has {has}")
+        cpus, gpus = (sum(node.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU"))
+        advice = ": use --device cpu, or nodes with GPUs" if num_gpus and not gpus else f" on {len(nodes)} nodes"
+        raise RunError(
+            f"a worker needs {num_cpus:g} CPUs and {num_gpus:g} GPUs, but the Ray cluster has {cpus:g} CPUs and "
+            f"{gpus:g} GPUs{advice}"
+        )
     return places
+
+
+def _fits(name: str, total: float, each: float) -> int:
+    """How many workers one node has CPUs or GPUs for. Less than a GPU is a part of one GPU, never of two."""
+    if name == "GPU" and each < 1:
+        return int(total) * int(1 / each + 1e-9)
+    return int(total / each + 1e-9)
 
 
 class _ActorWorker(Worker):
@@ -174,7 +206,7 @@ class _ActorWorker(Worker):
                 self.died_at_start = True
         return self._is_ready
 
-    def set_up(self, setup: tuple[Federation, Plan]) -> bool:
+    def set_up(self, setup: tuple[Any, ...]) -> bool:
         self.actor.set_up.remote(*setup)
         return True
 
@@ -213,9 +245,9 @@ class _Actor:
     def check(self) -> None:
         """Return when the actor has started."""
 
-    def set_up(self, federation: Federation, plan: Plan) -> None:
-        """Set the data and the arithmetic of the jobs that follow."""
-        self._runner.set_up(federation, plan)
+    def set_up(self, federation: Federation, plan: Plan, device: str | None, number: int) -> None:
+        """Set the data and the arithmetic of the jobs that follow, on a device of this node."""
+        self._runner.set_up(federation, plan, device, number)
 
     def run(self, job: Job) -> Outcome:
         """Run a job."""

@@ -15,6 +15,7 @@ class Serial:
     """An executor without worker processes. Jobs use one thread, as in a worker, so the results have the same bits."""
 
     workers = 1
+    has_own_devices = False
 
     def __init__(self) -> None:
         self._setup: tuple[Any, Any] = (None, None)  # the federation, and the model that all jobs use

@@ -3,16 +3,19 @@
 A worker that dies or hangs is replaced and its job runs again, up to three times.
 """
 
+import platform
 import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Generic, Self, TypeVar
 
 import torch
 
 from fedbe.core import plugins
 from fedbe.core.compute import Plan
+from fedbe.core.devices import device_of_worker
 from fedbe.errors import FedBEError, ModelWarning, RunError
 from fedbe.experiment.executors.base import Done, Failed, Job, Lost, MemoryPeak, Outcome, Stopped, failure
 from fedbe.experiment.executors.job_queue import ATTEMPTS, JobQueue
@@ -46,7 +49,7 @@ class Worker(ABC):
         return self.job is not None and self.queue is queue
 
     @abstractmethod
-    def set_up(self, setup: tuple[Federation, Plan]) -> bool:
+    def set_up(self, setup: tuple[Any, ...]) -> bool:
         """Set data and arithmetic of the jobs that follow; False if the worker has died."""
 
     @abstractmethod
@@ -82,13 +85,22 @@ class JobRunner:
         self._setup: tuple[Any, Any] = (None, None)  # the federation and the model, for jobs that use them
         self._problem: Failed | None = None
 
-    def set_up(self, federation: Federation, plan: Plan) -> None:
-        """Set the data and the arithmetic of the jobs that follow."""
+    def set_up(self, federation: Federation, plan: Plan, device: str | None = None, number: int = 0) -> None:
+        """Set the data and the arithmetic of the jobs that follow.
+
+        Args:
+            federation: The data.
+            plan: The arithmetic.
+            device: If not None, the devices that the workers take in turn, as they are here, instead of the plan's.
+            number: The position of this worker among the others.
+        """
         self._setup, self._problem = (None, None), None
         try:
+            if device is not None:
+                plan = replace(plan, device=device_of_worker(device, number))
             self._setup = prepare_jobs(federation, plan)
-        except FedBEError as error:
-            self._problem = Failed(str(error))
+        except FedBEError as error:  # the main process did the same, so it is not the job's fault
+            self._problem = Lost(f"on {platform.node()}, {error}")
         except torch.OutOfMemoryError as error:
             self._problem = failure(error)
 
@@ -116,6 +128,8 @@ class WorkerPool(ABC, Generic[W]):
     Raises:
         RunError: `workers` is below 1, or they cannot be made.
     """
+
+    has_own_devices = False
 
     def __init__(self, workers: int) -> None:
         if workers < 1:
@@ -166,7 +180,7 @@ class WorkerPool(ABC, Generic[W]):
             if not worker.set_up(self._setup_of(i)):
                 self._replace(i)
 
-    def _setup_of(self, i: int) -> tuple[Federation, Plan]:
+    def _setup_of(self, i: int) -> tuple[Any, ...]:
         """The data, and the plan with the device of worker i."""
         assert self._setup is not None, "`configure` is called first"
         federation, plan = self._setup

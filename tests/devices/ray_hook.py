@@ -1,0 +1,15 @@
+"""For worker processes of Ray: the emulated accelerator. A worker sees the devices that Ray reserved for it."""
+
+import importlib
+import os
+
+from fedbe.core import state
+
+
+def enter():
+    """Called by Ray when a worker process starts; this folder is in its PYTHONPATH."""
+    emulated = importlib.import_module("emulated")
+    emulated.register()
+    state.PLAIN_TENSORS = (*state.PLAIN_TENSORS, emulated.EmulatedTensor)
+    emulated._Module.device_count = lambda _: len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+    emulated.EmulatedMode().__enter__()
