@@ -1,6 +1,7 @@
 """Rounds of a federation with many clients: seconds, memory and open files.
 
     python -m benchmarks.many_clients [--clients 10000] [--cohort 100] [--rounds 10] [--method fedavg] [--hidden 10000]
+        [--executor ray] [--address auto] [--workers 2]
 
 Each client has two made-up vectors of 64 numbers; the model is an MLP, that of digits or with one hidden layer of that
 width. The content does not change the costs. The memory is that of the driver, its peak in a round, without pages of
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--executor", default="processes", choices=EXECUTORS)
+    parser.add_argument("--address", help="of a Ray cluster: auto, or HOST:PORT")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--hidden", type=int)
     args = parser.parse_args()
@@ -76,7 +78,7 @@ def main() -> None:
         ],
     )  # fmt: skip
     costs = Costs()
-    with tempfile.TemporaryDirectory() as parent, make_executor(args.workers, args.executor) as executor:
+    with tempfile.TemporaryDirectory() as parent, make_executor(args.workers, args.executor, args.address) as executor:
         folder = run_folder.create(Path(parent) / "run", recipe, args.method, 0, "float32")
         loop.execute(folder, executor, costs, task=made_up(args.clients))
         workers = executor.workers

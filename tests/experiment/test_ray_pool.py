@@ -1,5 +1,6 @@
 """Workers on a real Ray cluster of three nodes on this machine: the same bits, lost nodes, a killed driver."""
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -10,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedbe.core.compute import Plan
+from fedbe.data import Dataset, Task
 from fedbe.errors import RunError, SettingError
 from fedbe.experiment import loop, run_folder
 from fedbe.experiment.callbacks import Callback
@@ -21,13 +24,13 @@ from fedbe.experiment.executors import make_executor
 from fedbe.experiment.executors.base import Done, Failed, Lost, Stopped
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.executors.ray_pool import SHARED_BYTES, RayPool
-from fedbe.experiment.federation import prepare
+from fedbe.experiment.federation import Federation, prepare
 from fedbe.experiment.recipe import Recipe
-from fedbe.experiment.recipe_files import override_recipe
+from fedbe.experiment.recipe_files import load_recipe, override_recipe
 from fedbe.experiment.run_jobs import RunJob, execute_runs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]  # Ray leaves sockets and processes to the system
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 
 Identical = Callable[[Path, Path], bool]
 
@@ -115,6 +118,50 @@ def test_jobs_keep_their_order_and_survive_their_actor(tmp_path: Path, pool: Ray
     assert "died or hung 3 times" in lost.reason
     with pytest.raises(Stopped):
         list(pool.map(jobs, should_stop=lambda: True))
+
+
+def test_data_travels_once_a_run_and_the_model_once_a_round(
+    tmp_path: Path, pool: RayPool, larger: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clients of a round, and the evaluation, share one object with the model."""
+    recipe = override_recipe(larger, ["training.rounds=3", "evaluation.ensemble=", "evaluation.clients=false"])
+    put = ray.put
+    federations, arrays = 0, list[bytes]()
+
+    def counted(value: Any) -> Any:
+        nonlocal federations
+        federations += isinstance(value, Federation)
+        if isinstance(value, np.ndarray):
+            arrays.append(hashlib.sha256(value).digest())
+        return put(value)
+
+    monkeypatch.setattr(ray, "put", counted)
+    folder = run_folder.create(tmp_path / "counted", recipe, "fedavg", 0, "float32")
+    assert loop.execute(folder, pool, Callback())
+    assert federations == 1
+    assert len(arrays) == len(set(arrays)), "something was put twice"
+    models = 1 + 3  # the first, and one of each round: evaluated, then sent to the clients
+    assert len(arrays) == models + 1  # the images; everything else of the federation is smaller and travels within it
+
+
+def test_a_thousand_clients(tmp_path: Path, pool: RayPool, identical: Identical) -> None:
+    """A cohort of 100 of 1,000 clients on three nodes has the bits of one process."""
+    draw = torch.Generator().manual_seed(0)
+    train, test = (
+        Dataset(name, torch.randn(count, 16, generator=draw), torch.arange(count) % 4, tuple("abcd"))
+        for name, count in (("train", 4100), ("test", 200))
+    )
+    many = ["split.kind=iid", "split.clients=1000", "training.clients_per_round=100", "training.rounds=2"]
+    few = ["data.server=100", "training.epochs=1", "model.hidden=[150, 150]", "settings.num_samples=2"]
+    recipe = load_recipe("digits", [*many, *few, "settings.distill_epochs=1", "settings.members=SA", "variant=paper"])
+    folders = [run_folder.create(tmp_path / name, recipe, "fedbe", 0, "float32") for name in ("ray", "here")]
+    assert loop.execute(folders[0], pool, Callback(), task=Task(train, test))
+    with make_executor(0) as here:
+        assert loop.execute(folders[1], here, Callback(), task=Task(train, test))
+    assert identical(*folders)
+    first, second = (set(record["clients"]) for record in run_folder.read_rounds(folders[0]))
+    assert len(first) == len(second) == 100
+    assert len(first | second) > 150
 
 
 def test_a_node_is_lost_in_the_middle_of_a_round(
