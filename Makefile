@@ -34,7 +34,7 @@ format: $(VENV)/.dev    ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.dev    ## measure speed (takes a few minutes)
+bench: $(VENV)/.dev    ## measure speed (takes a few minutes; long ones by name)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 gpu-check: $(VENV)/.dev    ## compare an accelerator with the CPU and measure it (CUDA, MPS; says if there is none)

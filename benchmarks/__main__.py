@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-LONG = {"peers", "sizes"}  # half an hour and more; peers need environments of their own
+LONG = {"peers", "server", "sizes"}  # ten minutes a turn and more; peers need environments of their own
 
 
 def main(names: list[str]) -> int:

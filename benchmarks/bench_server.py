@@ -88,6 +88,8 @@ def main(given: Sequence[str] = ()) -> None:
             part, f"{median(a for a, _ in pairs):.3f}", f"{median(b for _, b in pairs):.3f}", f"{ratio:.2f} ×"
         )
     Console().print(table)
+    share = median(fit_and_samples / whole for (fit_and_samples, *_, whole), _ in found)
+    Console().print(f"fit and samples are {100 * share:.2f} % of fedbe's step (goal: below 2 %)")
     Console().print(describe_machine())
 
 
