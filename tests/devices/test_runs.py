@@ -83,26 +83,29 @@ def test_a_run_has_the_bits_of_the_cpu(method, changes, play, recipe, emulator, 
 
 @pytest.mark.slow
 def test_a_round_has_a_bounded_number_of_copies_and_stops(recipe, emulator):
-    """Per client, member and student a few; per step only copies that join the queue. Nothing grows with the steps."""
+    """Per client, member and student a few, and two per client and epoch. Stops do not grow with the steps at all.
 
-    def count(epochs):
-        changed = override_recipe(recipe, (f"training.epochs={epochs}", f"settings.distill_epochs={epochs}"))
+    A step of the distillation queues two copies.
+    """
+
+    def count(epochs=1, distill_epochs=1, batch_size=80):
+        training = (f"training.epochs={epochs}", f"training.batch_size={batch_size}")
+        changed = override_recipe(recipe, (*training, f"settings.distill_epochs={distill_epochs}"))
         with Serial() as executor:
             federation = prepare(changed, 0)
             sim = make_simulation(changed, "fedbe", 0, "float32", federation, executor, "emu:0")
             state, _ = run_round(sim, RunState(0, sim.runner.read()), lambda *_: None)
             with emulator.counted() as counts:
                 run_round(sim, state, lambda *_: None)
-            sizes = [len(federation.clients[client]) for client in sim.cohort(2)]
-            steps = epochs * (sum(-(-size // 80) for size in sizes) + -(-len(federation.server) // 128))
-        return counts, steps
+        return counts
 
-    few, few_steps = count(1)
-    many, many_steps = count(4)
-    assert many.stops == few.stops <= 30  # 2 clients, 2 samples, average and student on two data sets
-    copies_per_step = (many.to_device - few.to_device) / (many_steps - few_steps)
-    assert copies_per_step <= 2  # the indices of a batch, and its labels or targets
-    assert few.to_device - copies_per_step * few_steps <= 70
+    few, trained, distilled = count(), count(epochs=4), count(distill_epochs=4)
+    assert trained.stops == distilled.stops == few.stops <= 30  # 2 clients, 2 samples, average and student
+    assert trained.to_device - few.to_device == 2 * 2 * 3  # order and labels of 3 further epochs of 2 clients
+    assert count(batch_size=20).to_device == few.to_device
+    steps = -(-len(prepare(recipe, 0).server) // 128) * 3
+    assert distilled.to_device - few.to_device <= 2 * steps  # a batch's indices, for the inputs and for the targets
+    assert few.to_device <= 75
 
 
 def test_data_is_copied_to_the_device_once(recipe, emulator):

@@ -60,6 +60,46 @@ def count_of(batch: Batch) -> int:
     return len(tensors_of(batch)[0])
 
 
+class OrderedInputs(Protocol):
+    """The inputs of one epoch, in its order."""
+
+    def batch(self, index: slice, generator: torch.Generator | None = None) -> Batch:
+        """The inputs at these positions of the order; see `Inputs.batch`."""
+
+
+@runtime_checkable
+class Orderable(Protocol):
+    """Inputs that take the order of an epoch to their device as a whole, so that no batch waits for its indices."""
+
+    def in_order(self, order: Tensor) -> OrderedInputs:
+        """The inputs at `order`, int64 on the host."""
+
+
+def in_order(inputs: Inputs, order: Tensor) -> OrderedInputs:
+    """The inputs in the order of an epoch. On a device the order is copied there once, not batch by batch.
+
+    Args:
+        inputs: All inputs.
+        order: The positions of inputs, int64 on the host.
+
+    Example:
+        >>> epoch = in_order(TensorInputs(torch.tensor([5, 6, 7])), torch.tensor([2, 0, 1]))
+        >>> epoch.batch(slice(0, 2))
+        tensor([7, 5])
+    """
+    return inputs.in_order(order) if isinstance(inputs, Orderable) else _ByIndex(inputs, order)
+
+
+class _ByIndex:
+    """An epoch of inputs that are given out by index."""
+
+    def __init__(self, inputs: Inputs, order: Tensor) -> None:
+        self._inputs, self._order = inputs, order
+
+    def batch(self, index: slice, generator: torch.Generator | None = None) -> Batch:
+        return self._inputs.batch(self._order[index], generator)
+
+
 class TensorInputs:
     """Inputs in memory: one tensor, or several.
 
@@ -80,6 +120,10 @@ class TensorInputs:
         An augmentation draws from a generator of the CPU, and its author had tensors of the CPU in mind.
         """
         return self if self._augment else TensorInputs(map_batch(lambda tensor: tensor.to(device), self.tensor))
+
+    def in_order(self, order: Tensor) -> OrderedInputs:
+        """The inputs in the order of an epoch, which is copied to their device."""
+        return _ByIndex(self, to_device(order, tensors_of(self.tensor)[0].device))
 
     def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Batch:
         """The inputs at `index`, augmented if there is an augmentation and a generator."""

@@ -150,6 +150,16 @@ class BatchLoader:
         subset._rows = index if self._rows is None else self._rows[index]
         return subset
 
+    def in_order(self, order: Tensor) -> Self:
+        """A loader of the examples at `order`, as from `select`, for batches of consecutive ones.
+
+        On a device the order is copied there once, and no batch brings its indices.
+        """
+        epoch = self.select(order)
+        assert epoch._rows is not None, "`select` sets them"
+        epoch._rows = to_device(epoch._rows, self._inputs.device)
+        return epoch
+
     def like(self, data: Dataset | Tensor) -> Self:
         """A loader of other data with this loader's mean, deviation, augmentation and dtype."""
         return type(self)(data, mean=self.mean, std=self.std, augment=self.augment, dtype=self.dtype)
@@ -173,17 +183,18 @@ class BatchLoader:
             self._rows.share_memory_()  # type: ignore[no-untyped-call]
         return self
 
-    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def batch(self, index: Tensor | slice, generator: torch.Generator | None = None) -> Tensor:
         """One normalised batch.
 
         Args:
-            index: int64 [B], the examples; on the host, also if the data is on a device.
+            index: int64 [B], the examples; on the host, also if the data is on a device. Of a loader from `in_order`: a
+                slice.
             generator: if given, and `augment` is set, images are augmented with draws from it.
 
         Returns:
             [B, C, H, W] in channels-last memory format, or [B, D].
         """
-        rows = index if self._rows is None else self._rows[index]
+        rows = rows_at(index, self._rows)
         if self._inputs.dim() == 2:
             return self._normalise(_gather(self._inputs, rows))
         if generator is None or self.augment is None or not len(rows):
@@ -216,8 +227,16 @@ def _per_channel(name: str, values: Tensor, channels: int) -> Tensor:
     return values
 
 
+def rows_at(index: Tensor | slice, rows: Tensor | None) -> Tensor:
+    """The rows of the data at `index` of a loader whose examples are `rows`; None for all."""
+    if rows is not None:
+        return rows[index]
+    assert isinstance(index, Tensor), "a slice is for a loader from `in_order`"
+    return index
+
+
 def _gather(values: Tensor, rows: Tensor) -> Tensor:
-    """The rows of a tensor on any device; `rows` are on the host."""
+    """The rows of a tensor on any device; `rows` are there or on the host."""
     return values.index_select(0, to_device(rows, values.device))
 
 
@@ -234,7 +253,7 @@ def _crop_and_flip(inputs: Tensor, rows: Tensor, augment: Augment, generator: to
     # so that mirroring is one operation on one slice. The crop restores the order.
     order = torch.from_numpy(mirrored.argsort(kind="stable"))
     plain = count - int(mirrored.sum())
-    images = _gather(inputs, rows.index_select(0, order))
+    images = _gather(inputs, rows.index_select(0, to_device(order, rows.device)))
     padded = images.new_zeros(count, height + 2 * pad, width + 2 * pad, channels)
     inner = padded[:, pad : pad + height, pad : pad + width]
     inner[:plain] = images[:plain]

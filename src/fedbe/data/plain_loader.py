@@ -10,7 +10,7 @@ from torch import Tensor
 from fedbe.core.devices import to_device
 from fedbe.core.inputs import Batch, count_of, map_batch, tensors_of
 from fedbe.data.dataset import Dataset, Shape, is_plain, shape_of
-from fedbe.data.loader import Augment, BatchLoader
+from fedbe.data.loader import Augment, BatchLoader, rows_at
 from fedbe.errors import SettingError
 
 
@@ -50,6 +50,16 @@ class PlainLoader:
         subset._rows = index if self._rows is None else self._rows[index]
         return subset
 
+    def in_order(self, order: Tensor) -> Self:
+        """A loader of the examples at `order`, as from `select`, for batches of consecutive ones.
+
+        On a device the order is copied there once, and no batch brings its indices.
+        """
+        epoch = self.select(order)
+        assert epoch._rows is not None, "`select` sets them"
+        epoch._rows = to_device(epoch._rows, tensors_of(self._inputs)[0].device)
+        return epoch
+
     def like(self, data: Dataset | Batch) -> Self:
         """A loader of other data."""
         return type(self)(data)
@@ -66,9 +76,9 @@ class PlainLoader:
             tensor.share_memory_()
         return self
 
-    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Batch:  # noqa: ARG002
-        """The inputs at `index`, int64 [B]."""
-        rows = index if self._rows is None else self._rows[index]
+    def batch(self, index: Tensor | slice, generator: torch.Generator | None = None) -> Batch:  # noqa: ARG002
+        """The inputs at `index`, int64 [B] on the host; of a loader from `in_order`: a slice."""
+        rows = rows_at(index, self._rows)
         return map_batch(lambda tensor: tensor.index_select(0, to_device(rows, tensor.device)), self._inputs)
 
 

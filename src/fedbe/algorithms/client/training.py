@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from fedbe.algorithms.client.rules import LocalRule, LocalRun, RuleResult
 from fedbe.core.devices import to_device
-from fedbe.core.inputs import Inputs, batches
+from fedbe.core.inputs import Inputs, batches, in_order
 from fedbe.core.metrics import check_labels
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.optim import SGD
@@ -137,12 +137,15 @@ def train(
     optimizer = SGD(runner, settings.momentum, settings.weight_decay, decay_biases=settings.decay_biases)
     steps, epoch_loss, odometer = 0, torch.zeros((), device=runner.device), Odometer(settings.momentum)
     with global_rng(generator, runner.device):
-        for epoch, batch_indices in enumerate(_epochs(len(inputs), settings, generator)):
+        for epoch in range(settings.epochs):
             epoch_loss = torch.zeros((), device=runner.device)
-            for index in batch_indices:
+            order = torch.randperm(len(inputs), generator=generator)
+            # Whole epochs travel to a device, not every batch's indices and labels.
+            ordered, targets = in_order(inputs, order), to_device(labels[order], runner.device)
+            for part in _parts(len(inputs), settings.batch_size):
                 optimizer.zero_grad()
-                target = to_device(labels[index], runner.device)
-                logits = runner.logits(inputs.batch(index, generator))
+                target = targets[part]
+                logits = runner.logits(ordered.batch(part, generator))
                 if not steps:
                     check_labels(labels, logits, IGNORED_LABEL)
                 loss = functional.cross_entropy(logits, target, ignore_index=IGNORED_LABEL)
@@ -152,7 +155,7 @@ def train(
                 lr = settings.step_size(steps, epoch)
                 optimizer.step(lr)
                 odometer.step(lr)
-                epoch_loss += loss.detach() * len(index)
+                epoch_loss += loss.detach() * len(target)
                 steps += 1
     state = runner.read()
     end = to_device(state.params, runner.device) if active else state.params
@@ -192,9 +195,12 @@ def _vectors(
     return {name: to_device(vector, runner.device) for name, vector in packed.items()}
 
 
-def _epochs(count: int, settings: LocalSettings, generator: torch.Generator) -> Iterator[Iterator[Tensor]]:
-    for _ in range(settings.epochs):
-        yield batches(count, settings.batch_size, torch.randperm(count, generator=generator))
+def _parts(count: int, size: int) -> Iterator[slice]:
+    """The positions of each batch of an epoch."""
+    first = 0
+    for part in batches(count, size):
+        yield slice(first, first + len(part))
+        first += len(part)
 
 
 def _joined(results: Sequence[RuleResult], device: torch.device) -> RuleResult:
