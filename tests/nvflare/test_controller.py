@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +18,12 @@ from fedbe import LocalSettings
 from fedbe.algorithms.methods import METHODS, get_method
 from fedbe.core.state import Layout
 from fedbe.errors import SettingError, StateError
+from fedbe.experiment import run_folder
 from fedbe.nvflare import MethodController, fit
 from fedbe.nvflare.controller import natural_order
 from fedbe.nvflare.messages import instructions, read_update, to_arrays, to_state
 
+SRC = Path(__file__).parents[2] / "src"
 MODEL = nn.Linear(2, 3)
 START = MODEL.state_dict()
 
@@ -111,9 +114,25 @@ def test_without_nvflare_the_extra_is_named():
     assert "pip install 'fedbe[nvflare]'" in done.stderr
 
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "nvflare" / "job.py"
+
+
 @pytest.mark.e2e
 def test_the_example_exports_a_job(tmp_path):
-    example = Path(__file__).parents[2] / "examples" / "nvflare" / "job.py"
-    subprocess.run([sys.executable, example, "--export", tmp_path], check=True, capture_output=True)
+    subprocess.run([sys.executable, EXAMPLE, "--export", tmp_path], check=True, capture_output=True)
     assert next(tmp_path.rglob("config_fed_server.json"))
     assert list(tmp_path.rglob("task.py"))
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_the_example_runs_in_nvflares_simulator(tmp_path):
+    folder, environment = tmp_path / "run", {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, EXAMPLE, "--rounds", "1", "--folder", folder, "--workspace", tmp_path / "workspace"]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False
+    )
+    (line,) = run_folder.read_rounds(folder) if folder.exists() else [{}]
+    assert line.get("clients") == ["site-1", "site-2", "site-3"], (done.stdout + done.stderr)[-3000:]
+    assert "distill" in line["seconds"]
+    assert (folder / "model.safetensors").exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedbe.algorithms.methods import get_method
 from fedbe.experiment import checkpoint, loop, run_folder
 from fedbe.experiment.callbacks import Callback
 from fedbe.experiment.executors.serial import Serial
@@ -65,6 +66,24 @@ def test_a_resumed_job_equals_the_simulator(task, run_job, tmp_path):
     assert [line["clients"] for line in run_folder.read_rounds(folder)] == sites
     report = json.loads((folder / "report.json").read_text())
     assert list(report["train"]) == ["1", "2", "3"]
+
+
+def test_the_default_equals_the_simulator(task, run_job, tmp_path):
+    """FedBE as users have it: only what the recipe changes is given; the variant `auto` is the default."""
+    expected = run_folder.create(tmp_path / "simulated", task.recipe(), "fedbe", task.SEED, "float32")
+    with Serial() as executor:
+        assert loop.execute(expected, executor, Callback())
+    default, recipes = get_method("fedbe").settings(), task.recipe().method_for("fedbe").settings()
+    changed = {name: value for name, value in recipes.items() if value != default[name]}
+    assert set(changed) == {"num_samples", "distill_epochs", "distill_lr", "distill_lr_min"}
+    folder, output = run_job(method="fedbe", settings={"seed": task.SEED, **changed}, num_clients=3, num_rounds=3)
+    assert (folder / "model.safetensors").exists(), output[-3000:]
+    ours, theirs = checkpoint.latest(folder), checkpoint.latest(expected)
+    assert ours.round == theirs.round == 3
+    for name in ("params", "buffers"):
+        torch.testing.assert_close(getattr(ours.model, name), getattr(theirs.model, name), rtol=0, atol=1e-6)
+    seconds = [line["seconds"] for line in run_folder.read_rounds(folder)]
+    assert all("distill" in line for line in seconds), "no student was trained, so nothing was compared"
 
 
 def test_broken_clients_are_set_aside_and_the_job_continues(run_job):

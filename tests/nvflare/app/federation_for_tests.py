@@ -10,6 +10,7 @@ SEED, CLIENTS = 5, 4
 SETTINGS = (
     "training.rounds=3",
     "training.epochs=2",
+    "training.one_round_epochs=3",
     f"split.clients={CLIENTS}",
     "training.clients_per_round=3",
     "model.hidden=[16]",
