@@ -1,5 +1,7 @@
 """Shared fixtures: small states, small networks, clients near a global model, hand-written runs."""
 
+import importlib
+import importlib.util
 import json
 import os
 import shutil
@@ -255,6 +257,21 @@ def comparison(tmp_path: Path, recipe: Recipe) -> Path:
     }.items():
         fill(folder / name, accuracies)
     return folder
+
+
+@pytest.fixture
+def library() -> Callable[[str], Any]:
+    """library("datasets"): an optional library of the extra `dev`. Without it the test is skipped, except in CI."""
+
+    def load(name: str) -> Any:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            reason = f"{name} is not installed: pip install -c constraints.txt -e '.[dev]'"
+            if os.environ.get("CI"):
+                pytest.fail(f"{reason}; CI must not skip these tests")
+            pytest.skip(reason)
+        return importlib.import_module(name)
+
+    return load
 
 
 @pytest.fixture(scope="session")

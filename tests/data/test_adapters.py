@@ -206,83 +206,83 @@ def test_torch_data_sets():
     assert sorted(both.flatten(1).sum(1).tolist()) == sorted(IMAGES.reshape(10, -1).sum(1).tolist())
 
 
-class ClassLabel:
-    names = ("cat", "dog")
+@pytest.fixture
+def hf(library):
+    """The library `datasets`."""
+    return library("datasets")
 
 
-class Table:
-    """The part of a Hugging Face `datasets.Dataset` that fedbe uses."""
+@pytest.fixture
+def table(hf):
+    """table(10): a Hugging Face data set of that many images of cats and dogs; more columns as (values, feature)."""
 
-    def __init__(self, rows, clients=None):
-        self.columns = {"img": [Image.fromarray(i) for i in IMAGES[:rows]], "label": [n % 2 for n in range(rows)]}
-        self.features = {"img": object(), "label": ClassLabel()}
-        if clients:
-            self.columns["client_id"], self.features["client_id"] = clients, object()
+    def make(rows, **more):
+        images = [Image.fromarray(i) for i in IMAGES[:rows]]
+        names = hf.ClassLabel(names=["cat", "dog"])
+        columns = {"img": (images, hf.Image()), "label": ([n % 2 for n in range(rows)], names), **more}
+        features = hf.Features({name: feature for name, (_, feature) in columns.items()})
+        return hf.Dataset.from_dict({name: values for name, (values, _) in columns.items()}, features=features)
 
-    def __getitem__(self, column):
-        return self.columns[column]
-
-    def __len__(self):
-        return len(self.columns["label"])
+    return make
 
 
-def test_hugging_face_table():
-    task = load_task(Table(10, clients=[5] * 6 + [9] * 4))
+def test_hugging_face_table(hf, table):
+    task = load_task(table(10, client_id=([5] * 6 + [9] * 4, hf.Value("int64"))))
     assert task.train.classes == ("cat", "dog")
     assert task.train.inputs.shape == (8, 4, 4, 3)
+    assert sorted(first_pixels(task.train) + first_pixels(task.test)) == sorted(IMAGES[:, 0, 0, 0].tolist())
     assert sorted(torch.cat([task.train.client_ids, task.test.client_ids]).tolist()) == [5] * 6 + [9] * 4
 
 
-def test_hugging_face_parts():
-    task = load_task({"train": Table(7), "test": Table(3)})
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_a_hugging_face_format_changes_nothing(kind, table):
+    assert load_task(table(10).with_format(kind)).train.digest() == load_task(table(10)).train.digest()
+
+
+def test_hugging_face_parts(hf, table):
+    task = load_task(hf.DatasetDict(train=table(7), test=table(3)))
     assert (len(task.train), len(task.test)) == (7, 3)
-    assert len(load_task({"train": Table(10)}).test) == 2
+    assert len(load_task({"train": table(10)}).test) == 2
 
 
-def test_hugging_face_uses_the_finest_labels():
-    table = Table(10)
-    table.features["coarse"] = type("Coarse", (), {"names": ("animal",)})()
-    table.columns["coarse"] = [0] * 10
-    assert load_task(table).train.classes == ("cat", "dog")
+def test_hugging_face_uses_the_finest_labels(hf, table):
+    coarse = ([0] * 10, hf.ClassLabel(names=["animal"]))
+    assert load_task(table(10, coarse=coarse)).train.classes == ("cat", "dog")
 
 
-class Columns(dict):
-    """A Hugging Face data set without class names: named columns."""
-
-    @property
-    def features(self):
-        return {name: type("Feature", (), {"dtype": "uint8" if name == "img" else "float64"})() for name in self}
-
-
-def test_hugging_face_columns_of_numbers_are_a_table():
+def test_hugging_face_columns_of_numbers_are_a_table(hf):
     columns = {
         "age": [20.0, 30.0, 40.0] * 5,
         "sex": ["f", "m", "f"] * 5,
         "client": [0, 1, 2] * 5,
         "target": [5, 7, 5] * 5,
     }
-    data = from_hugging_face(Columns(columns), "people")
+    data = from_hugging_face(hf.Dataset.from_dict(columns), "people")
     assert data.inputs[:3].tolist() == [[20, 1, 0], [30, 0, 1], [40, 1, 0]]
     assert data.classes == ("5", "7")
     assert data.client_ids[:3].tolist() == [0, 1, 2]
 
 
-def test_hugging_face_arrays_of_bytes_are_images():
-    data = from_hugging_face(Columns(img=IMAGES.tolist(), label=[0, 1] * 5), "images")
+@pytest.mark.parametrize("declared", [True, False], ids=["Array3D", "nested lists"])
+def test_hugging_face_arrays_of_bytes_are_images(declared, hf):
+    """Without a declared shape, `datasets` makes nested lists of the arrays, and only the innermost has a type."""
+    features = hf.Features({"img": hf.Array3D((4, 4, 3), "uint8"), "label": hf.Value("int64")}) if declared else None
+    data = from_hugging_face(
+        hf.Dataset.from_dict({"img": list(IMAGES), "label": [0, 1] * 5}, features=features), "images"
+    )
     assert data.inputs.dtype == torch.uint8
-    assert data.inputs.shape == (10, 4, 4, 3)
+    assert data.inputs.tolist() == IMAGES.tolist()
 
 
-def test_hugging_face_columns_without_a_label_are_an_error():
+def test_hugging_face_columns_without_a_label_are_an_error(hf):
     with pytest.raises(DataError, match=r"has x, sentiment; rename one with `rename_column`"):
-        from_hugging_face(Columns(x=[1.0, 2.0], sentiment=[0, 1]), "mails")
+        from_hugging_face(hf.Dataset.from_dict({"x": [1.0, 2.0], "sentiment": [0, 1]}), "mails")
 
 
-def test_hugging_face_images_of_two_sizes_are_an_error():
-    table = Table(10)
-    table.columns["img"][3] = Image.new("RGB", (5, 4))
+def test_hugging_face_images_of_two_sizes_are_an_error(hf, table):
+    other = hf.concatenate_datasets([table(3), table(1).map(lambda _: {"img": Image.new("RGB", (5, 4))})])
     with pytest.raises(DataError, match=r"one shape, got \[4, 4, 3\] and"):
-        load_task(table)
+        load_task(other)
 
 
 def test_a_torch_data_set_of_dicts_without_labels_is_an_error():
@@ -369,17 +369,11 @@ def test_one_class_for_each_pixel():
     assert task.train.classes == ("0", "1", "2")
 
 
-class Partitioner:
-    """The interface of `flwr_datasets.partitioner.Partitioner`."""
-
-    num_partitions = 2
-
-    def load_partition(self, number):
-        return Table(4 + number)
-
-
-def test_a_partitioner_gives_clients():
-    task = load_task(Partitioner())
+def test_a_partitioner_gives_clients(library, table):
+    made = library("flwr_datasets.partitioner").SizePartitioner([4, 5])
+    made.dataset = table(9)
+    task = load_task(made)
+    assert task.train.classes == ("cat", "dog")
     assert sorted(torch.cat([task.train.client_ids, task.test.client_ids]).tolist()) == [0] * 4 + [1] * 5
 
 
@@ -391,23 +385,18 @@ def test_client_ids_may_be_texts(tmp_path):
     assert torch.bincount(ids).tolist() == [5, 5]
 
 
-def test_a_table_without_class_names_is_an_error():
-    table = Table(4)
-    table.features = {"text": object()}
+def test_a_table_without_class_names_is_an_error(hf):
     with pytest.raises(DataError, match=r"class names.*but has text"):
-        load_task(table)
+        load_task(hf.Dataset.from_dict({"text": ["a"] * 4}))
 
 
-def test_a_table_with_integer_labels_and_tokens():
-    table = Table(4)
-    table.features = {"text": object(), "input_ids": object(), "label": object()}
-    table.columns = {"text": ["a"] * 4, "input_ids": [[1, 2]] * 4, "label": [1, 3, 3, 1]}
-    data = from_hugging_face(table, "mails")
+def test_a_table_with_integer_labels_and_tokens(hf):
+    columns = {"text": ["a"] * 4, "input_ids": [[1, 2]] * 4, "label": [1, 3, 3, 1]}
+    data = from_hugging_face(hf.Dataset.from_dict(columns), "mails")
     assert (data.classes, data.labels.tolist()) == (("1", "3"), [0, 1, 1, 0])
     assert data.inputs["input_ids"].tolist() == [[1, 2]] * 4
-    del table.features["input_ids"]
     with pytest.raises(DataError, match="'text' has texts; tokenize them first"):
-        from_hugging_face(table, "mails")
+        from_hugging_face(hf.Dataset.from_dict(columns).remove_columns("input_ids"), "mails")
 
 
 MODULE = """

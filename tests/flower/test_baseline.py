@@ -52,9 +52,9 @@ def test_the_baseline_equals_the_simulator(local_grid, tmp_path):
 
 
 @pytest.mark.usefixtures("baseline")
-def test_the_step_partitioner_gives_fedbes_split():
-    datasets = pytest.importorskip("datasets", reason="flwr-datasets is not installed")
-    pytest.importorskip("flwr_datasets", reason="flwr-datasets is not installed")
+def test_the_step_partitioner_gives_fedbes_split(library):
+    datasets = library("datasets")
+    library("flwr_datasets")
     from fedbe_baseline.partitioner import StepPartitioner
 
     labels = torch.arange(400) % 4

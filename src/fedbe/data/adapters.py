@@ -215,7 +215,14 @@ def _numbers(data: Any, columns: Sequence[str], name: str) -> Any:
     if values.ndim == 1:
         return np.hstack([tables.encoded(stacked(data[column], name), column, name) for column in columns])
     # Hugging Face gives arrays of bytes as lists of numbers.
-    return values.astype(np.uint8) if getattr(data.features[first], "dtype", None) == "uint8" else values
+    return values.astype(np.uint8) if _value_type(data.features[first]) == "uint8" else values
+
+
+def _value_type(feature: Any) -> str | None:
+    """The type of the numbers in a column: of Array3D itself, of nested lists that of the innermost feature."""
+    while hasattr(feature, "feature"):
+        feature = feature.feature
+    return getattr(feature, "dtype", None)
 
 
 def from_partitioner(partitioner: Any) -> Dataset:
