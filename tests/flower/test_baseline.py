@@ -1,6 +1,8 @@
 """The Flower baseline in baselines/fedbe: the same result as `fedbe run`, and its partitioner."""
 
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,28 @@ def test_the_baseline_equals_the_simulator(local_grid, tmp_path):
     assert theirs.round == ours.round == 2
     assert torch.equal(theirs.model.params, ours.model.params)
     assert '"accuracy"' in (tmp_path / "flower" / "report.json").read_text()
+
+
+RECORDS = Path(__file__).parents[2] / "results" / "reproduce-table1-paper"
+ROWS = ("step--fedavg", "step--v-distillation", "step--fedbe-sgd", "step--fedbe", "step--fedbe-auto")
+
+
+@pytest.mark.usefixtures("baseline")
+def test_each_row_of_the_readme_has_a_command_with_the_settings_of_its_records():
+    from fedbe_baseline import dataset
+
+    defaults = tomllib.loads((BASELINE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    expected_results = (BASELINE / "README.md").read_text().partition("## Expected Results")[2]
+    commands = re.findall(r"^flwr run .* --run-config '(.*)'$", expected_results, re.MULTILINE)
+    for command, row in zip(commands, ROWS, strict=True):
+        config = defaults | tomllib.loads("\n".join(re.findall(r'\S+=(?:"[^"]*"|\S+)', command)))
+        folder = RECORDS / f"{row}--convnet" / f"seed{config['seed']}"
+        ours, recorded = dataset.get_recipe(config), run_folder.read_recipe(folder)
+        assert config["method"] == run_folder.read_info(folder).method
+        for part in ("data", "split", "model", "training"):
+            assert getattr(ours, part) == getattr(recorded, part), (row, part)
+        name = str(config["method"])
+        assert ours.method_for(name).settings() == recorded.method_for(name).settings(), row
 
 
 @pytest.mark.usefixtures("baseline")
