@@ -67,9 +67,9 @@ def images(count, seed):
     return torch.randn(count, 3, 8, 8, generator=draw) + 2.0 * (labels - 1)[:, None, None, None], labels
 
 
-def train_locally(net, client):
+def train_locally(net, client, lr=0.1):
     inputs, labels = images(24, client)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr)
     for _ in range(10):
         optimizer.zero_grad()
         functional.cross_entropy(net(inputs), labels).backward()
@@ -236,6 +236,86 @@ def test_a_subclass_with_its_own_loop_must_know_the_rounds_and_writes_its_folder
     assert checkpoint.latest(tmp_path / "run").round == 4
     with pytest.raises(RunError, match="another process"):  # the lock is held as long as the strategy lives
         made(rounds=4, folder=tmp_path / "run").start(grid, start(), 4)
+
+
+def configured_app(seen):
+    """As Flower's advanced example: the step size comes with the message, and the client keeps a head of its own."""
+    app = ClientApp()
+
+    def load(message, context):
+        model = Net()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        if "head" in context.state:
+            model.head.load_state_dict(context.state["head"].to_torch_state_dict())
+        return model
+
+    @app.train()
+    def train(message, context):
+        seen.append((message.content["config"]["server-round"], message.content["config"]["lr"]))
+        model = load(message, context)
+        train_locally(model, context.node_config["partition-id"], message.content["config"]["lr"])
+        context.state["head"] = ArrayRecord(model.head.state_dict())
+        metrics = MetricRecord({"train_loss": 1.0, "num-examples": 24})
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+        return Message(content=content, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        inputs, labels = images(30, 200 + context.node_config["partition-id"])
+        right = float((load(message, context).eval()(inputs).argmax(1) == labels).float().mean())
+        content = RecordDict({"metrics": MetricRecord({"eval_acc": right, "num-examples": 30})})
+        return Message(content=content, reply_to=message)
+
+    return app
+
+
+def test_a_client_that_reads_its_step_size_from_the_message(local_grid):
+    """As Flower's quickstart: `msg.content["config"]["lr"]`, evaluation at clients and at the server."""
+    seen = []
+    ours = FedBE(model=Net, unlabeled=images(30, 50)[0], fraction_evaluate=0.5, **SMALL)
+    result = ours.start(
+        grid=local_grid(configured_app(seen), CLIENTS),
+        initial_arrays=start(),
+        train_config=ConfigRecord({"lr": 0.1}),
+        num_rounds=3,
+        evaluate_fn=lambda _, arrays: MetricRecord({"accuracy": accuracy(arrays)}),
+    )
+    assert ours.server.info.set_aside == ()
+    assert seen == [(r, 0.1) for r in (1, 2, 3) for _ in range(CLIENTS)]
+    assert list(result.train_metrics_clientapp) == list(result.evaluate_metrics_clientapp) == [1, 2, 3]
+    assert result.evaluate_metrics_clientapp[3]["eval_acc"] > 0.9
+    assert result.evaluate_metrics_serverapp[0]["accuracy"] < 0.6 < result.evaluate_metrics_serverapp[3]["accuracy"]
+
+
+class Scheduled(FedBE):
+    """As Flower's advanced example: its own loop, which keeps the best model, and a step size that falls."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        if server_round == 2:
+            config["lr"] *= 0.5
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def start(self, grid, initial_arrays, num_rounds, train_config, evaluate_fn):
+        self.summary()
+        arrays, self.best, self.client_metrics = initial_arrays, 0.0, []
+        for number in range(1, num_rounds + 1):
+            replies = grid.send_and_receive(self.configure_train(number, arrays, train_config, grid), timeout=60)
+            new, trained = self.aggregate_train(number, replies)
+            arrays = arrays if new is None else new
+            asked = grid.send_and_receive(self.configure_evaluate(number, arrays, ConfigRecord(), grid), timeout=60)
+            self.client_metrics.append((trained, self.aggregate_evaluate(number, asked)))
+            self.best = max(self.best, evaluate_fn(number, arrays)["accuracy"])
+        return arrays
+
+
+def test_a_subclass_changes_the_step_size_between_rounds(local_grid):
+    seen = []
+    ours = Scheduled(model=Net, unlabeled=images(30, 50)[0], fraction_train=0.5, fraction_evaluate=0.5, **SMALL)
+    grid = local_grid(configured_app(seen), CLIENTS)
+    ours.start(grid, start(), 3, ConfigRecord({"lr": 0.1}), lambda _, a: MetricRecord({"accuracy": accuracy(a)}))
+    assert seen == [(1, 0.1)] * 2 + [(2, 0.05)] * 2 + [(3, 0.05)] * 2
+    assert ours.best > 0.9
+    assert all(trained["train_loss"] == 1.0 and tested["eval_acc"] > 0.5 for trained, tested in ours.client_metrics)
 
 
 def test_a_list_of_arrays_is_as_good_as_named_ones(local_grid):

@@ -583,6 +583,40 @@ def test_a_process_is_stopped_with_its_children(how, own_session, tmp_path):
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
 
 
+SPAWNING = """
+import signal, subprocess, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True:
+    subprocess.Popen(["sleep", "99"], start_new_session=True)
+    print(flush=True)
+"""
+
+
+def test_children_that_start_while_their_parent_is_stopped_do_not_outlive_it(tmp_path):
+    """As Flower's SuperExec, which may start a client in the moment in which it is killed."""
+    processes.start(tmp_path, "one", [sys.executable, "-c", SPAWNING], {})
+    mark = f"{processes.MARK}={json.loads((tmp_path / 'one.pid').read_text())['mark']}".encode()
+    while not (tmp_path / "one.log").read_bytes():
+        pass
+    assert processes.stop(tmp_path, ["one"], 0.2) == ["one"]
+    time.sleep(0.2)  # what is between fork and exec shows no mark
+    left = [pid for pid in _pids() if mark in _environment(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+def _pids():
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def _environment(pid):
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
 def test_a_process_reported_as_ended_is_not_a_zombie(tmp_path, monkeypatch):
     """A zombie keeps its pid, and Flower's SuperExec takes an existing pid of its parent for a running parent."""
     monkeypatch.setattr(processes, "PROC", tmp_path)  # without an environment, as a process at its start or end

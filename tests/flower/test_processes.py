@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,32 @@ def train(message, context):
         time.sleep(600)
     return reply
 """
+
+
+@pytest.fixture(autouse=True)
+def _nothing_outlives_a_test(tmp_path):
+    """A process of a test has its folder in its environment or arguments, also after its parent was killed."""
+    yield
+    deadline = time.monotonic() + 10
+    while (left := of_folder(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert left == {}
+
+
+def of_folder(folder):
+    """pid -> arguments of the processes of a test."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            texts = [(path / name).read_bytes() for name in ("environ", "cmdline")]
+        except OSError:  # it has ended
+            continue
+        if any(f"{folder}/".encode() in text for text in texts):
+            found[int(path.name)] = texts[1].replace(b"\0", b" ").decode(errors="replace")
+    return found
 
 
 @pytest.fixture
@@ -142,7 +169,9 @@ def test_the_simulation_engine(app, expected):
         tomli_w.dumps({"superlink": {"default": "fedbe", "fedbe": connection}})
     )
     command = [processes.executable("flower-superlink"), "--simulation", "--insecure", "--host", "127.0.0.1"]
-    processes.start(ours.state, "superlink", [*command, "--port", str(port)], ours.environment())
+    # Else Ray joins a cluster of another test, and its workers give way to every other process.
+    environment = {**ours.environment(), "RAY_ADDRESS": "local", "RAY_worker_niceness": "0"}
+    processes.start(ours.state, "superlink", [*command, "--port", str(port)], environment)
     try:
         wait_for(lambda: _answers(port))
         run, folder = submit(ours, None, ["method=fedbe+scaffold", "rounds=2", "fraction=0.67"])

@@ -21,6 +21,7 @@ from fedbe.errors import ExtraError, RunError
 MARK = "FEDBE_PROCESS"
 PROC = Path("/proc")
 KILL_SECONDS = 5.0  # so long killed processes are waited for
+EXEC_SECONDS = 0.1  # between fork and exec, on a busy machine
 _children: dict[tuple[int, str], "subprocess.Popen[bytes]"] = {}  # (pid, mark) -> child of this process, until reaped
 
 
@@ -94,12 +95,13 @@ def stop(folder: Path, names: Sequence[str], seconds: float = 10.0) -> list[str]
                 _signal(os.kill, member, signal.SIGTERM)
     deadline = time.monotonic() + seconds
     for name in running:
-        while (left := _family(folder, name)) and time.monotonic() < deadline:
+        while (left := _settled_family(folder, name)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        for member in left:
-            _signal(os.kill, member, signal.SIGKILL)
-        while left and any(map(_is_alive, left)) and time.monotonic() < deadline + KILL_SECONDS:
+        while left and time.monotonic() < deadline + KILL_SECONDS:
+            for member in left:
+                _signal(os.kill, member, signal.SIGKILL)
             time.sleep(0.02)  # a process ends a moment after the signal
+            left = {member for member in left if _is_alive(member)} or _settled_family(folder, name)
         if child := _children.pop(_read_pid_file(folder, name), None):
             child.wait()
     for name in names:
@@ -160,6 +162,14 @@ def _family(folder: Path, name: str) -> set[int]:
     mark, pid = _read_pid_file(folder, name)[1], running_pid(folder, name)
     found = {int(path.name) for path in PROC.glob("[0-9]*") if mark and _has_mark(int(path.name), mark)}
     return found if pid is None else {pid, *found}
+
+
+def _settled_family(folder: Path, name: str) -> set[int]:
+    """The family. If it seems to be empty, look again: a child that is between fork and exec shows no mark."""
+    if not (found := _family(folder, name)):
+        time.sleep(EXEC_SECONDS)
+        found = _family(folder, name)
+    return found
 
 
 def _has_mark(pid: int, mark: str) -> bool:
