@@ -1,5 +1,6 @@
 """Links and names in the documentation exist."""
 
+import inspect
 import re
 import tomllib
 from pathlib import Path
@@ -7,8 +8,8 @@ from pkgutil import resolve_name
 
 import pytest
 
-import fedbe
 from fedbe.algorithms.methods import get_method
+from fedbe.posterior.base import Posterior
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "results/README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -32,18 +33,60 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(target), f"{page.name} links to {path}#{anchor}"
 
 
-def test_every_name_of_the_reference_exists():
-    names = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference.md").read_text(encoding="utf-8"), re.M)
-    assert names
-    for name in names:
-        assert resolve_name(name).__doc__, f"{name} has no docstring"
+def referenced(page):
+    """The names that a page of the reference renders."""
+    return re.findall(r"^::: (\S+)$", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), re.M)
 
 
-def test_every_public_name_is_in_the_reference():
-    listed = {
-        name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", (ROOT / "docs/reference.md").read_text(), re.M)
-    }
-    assert set(fedbe.__all__) <= listed
+REFERENCE = [name for page in ("reference", "reference-data", "reference-engines") for name in referenced(page)]
+
+
+def resolved(name):
+    engine = next((extra for extra in ("flower", "nvflare") if name.startswith(f"fedbe.{extra}")), None)
+    if engine:
+        pytest.importorskip("flwr" if engine == "flower" else engine, reason=f"needs the extra fedbe[{engine}]")
+    return resolve_name(name)
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_a_name_of_the_reference_exists_and_its_parameters_are_described(name):
+    thing = resolved(name)
+    text = inspect.getdoc(thing)
+    assert text, f"{name} has no docstring"
+    parameters = [] if not inspect.isclass(thing) and not inspect.isfunction(thing) else described(thing)
+    if not re.search(r"the options of `Server`|see `MethodStrategy`", text):
+        assert [p for p in parameters if not re.search(rf"^ +\*{{0,2}}{p}: ", text, re.M)] == []
+
+
+def described(thing):
+    """The parameters of a function or class; none of a protocol, an error or a posterior, which `fit` makes."""
+    if inspect.isclass(thing) and (issubclass(thing, Exception | Posterior) or getattr(thing, "_is_protocol", False)):
+        return []
+    return inspect.signature(thing).parameters
+
+
+@pytest.mark.parametrize(
+    ("package", "page"),
+    [
+        ("fedbe", "reference"),
+        ("fedbe.data", "reference-data"),
+        ("fedbe.models", "reference-data"),
+        ("fedbe.report", "reference-data"),
+        ("fedbe.experiment.trackers", "reference-data"),
+        ("fedbe.flower", "reference-engines"),
+        ("fedbe.nvflare", "reference-engines"),
+    ],
+)
+def test_every_public_name_is_in_the_reference(package, page):
+    module = resolved(package)
+    public = getattr(module, "__all__", None) or [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and (name == "TRACKERS" or getattr(value, "__module__", "") == package)
+    ]
+    listed = [resolved(name) for name in referenced(page)]
+    assert public
+    assert [name for name in public if not any(getattr(module, name) is one for one in listed)] == []
 
 
 def test_the_versions_agree():
@@ -62,7 +105,7 @@ def test_the_settings_of_other_programs_are_settings_of_ours():
 
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
-    assert set(re.findall(r"(\w+\.md)", navigation)) == {page.name for page in (ROOT / "docs").glob("*.md")}
+    assert set(re.findall(r"([\w-]+\.md)", navigation)) == {page.name for page in (ROOT / "docs").glob("*.md")}
 
 
 def test_the_pictures_are_those_that_our_code_draws():

@@ -27,7 +27,7 @@ def apt_makes(monkeypatch):
     commands = []
 
     def install(files, deb="dataset-fashion-mnist_0.0_all.deb"):
-        def run(command, cwd, stdout, **_):
+        def run(command, cwd, **_):
             commands.append(command)
             if command[0] == "dpkg-deb":
                 Path(cwd, "content.tar").write_bytes(content(files))

@@ -391,6 +391,14 @@ SERVER_CLASSES: Mapping[str, type[_NamedServer]] = {
 def server(name: str, model: nn.Module, **options: Any) -> Server:
     """A server for any method of the catalogue, of the method's own class where there is one.
 
+    Args:
+        name: a name in `fedbe methods`, such as "fedbe" or "fedbe+scaffold".
+        model: the architecture, as in `Server`.
+        options: the options of `Server`, and the method's settings.
+
+    Raises:
+        SettingError: the method or an option is unknown, missing or out of range.
+
     Example:
         >>> isinstance(server("fedavg", nn.Linear(1, 2)), FedAvg)
         True

@@ -99,6 +99,9 @@ def read_run(folder: Path) -> Run:
 def read_groups(folders: Iterable[Path]) -> list[RunGroup]:
     """Read run folders and comparisons: a group for each comparison, and one for each recipe among single runs.
 
+    Args:
+        folders: Folders of runs and of comparisons; one that is named twice counts once.
+
     Raises:
         RunError: A folder is neither a run nor a comparison.
     """
@@ -115,6 +118,9 @@ def read_groups(folders: Iterable[Path]) -> list[RunGroup]:
 
 def find_folders(root: Path) -> list[Path]:
     """Every comparison below a folder, and every run that belongs to none.
+
+    Args:
+        root: The folder that is searched, at any depth.
 
     Raises:
         RunError: There is none.
@@ -136,7 +142,11 @@ def _cells(folder: Path) -> list[Path]:
 
 
 def readable_folders(folders: Iterable[Path]) -> tuple[list[Path], list[str]]:
-    """The folders that can be read, and a sentence for each that cannot."""
+    """The folders that can be read, and a sentence for each that cannot.
+
+    Args:
+        folders: Folders of runs and of comparisons.
+    """
     good, reasons = [], []
     for folder in folders:
         try:

@@ -103,6 +103,10 @@ class Dataset:
 class Task:
     """A classification task: training data and test data.
 
+    Attributes:
+        train: what is split among the server and the clients.
+        test: what every model is tested on.
+
     Raises:
         DataError: if the two parts differ in input shape or classes.
     """

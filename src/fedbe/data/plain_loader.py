@@ -94,7 +94,14 @@ def make_loader(
 ) -> Loader:
     """A loader for any inputs: normalised batches of images and vectors; token ids and several tensors as they are.
 
-    The arguments are those of `BatchLoader`.
+    Args:
+        data: a data set, or its inputs.
+        mean: as in `BatchLoader`, for images and vectors.
+        std: as in `BatchLoader`, for images and vectors.
+        augment: as in `BatchLoader`, for images only.
+
+    Raises:
+        SettingError: `augment` for inputs that are not images.
     """
     inputs = data.inputs if isinstance(data, Dataset) else data
     if isinstance(inputs, Tensor) and not is_plain(inputs):

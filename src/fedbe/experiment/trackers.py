@@ -142,6 +142,10 @@ TRACKERS: Mapping[str, Callable[[Path], Callback]] = {
 def make_tracker(name: str, folder: Path) -> Callback:
     """A tracker by its name in `TRACKERS`, for the run in `folder`.
 
+    Args:
+        name: "tensorboard", "wandb" or "mlflow".
+        folder: The run folder.
+
     Raises:
         SettingError: There is no such tracker.
         ExtraError: Its package is not installed.
@@ -153,8 +157,13 @@ def make_tracker(name: str, folder: Path) -> Callback:
 def scalars(record: Record, prefix: str = "") -> dict[str, float]:
     """All numbers of a nested record with their paths, without lists.
 
-    >>> scalars({"round": 3, "test": {"accuracy": 0.5}, "clients": [1, 2]})
-    {'test/accuracy': 0.5}
+    Args:
+        record: A line of rounds.jsonl.
+        prefix: What every name begins with.
+
+    Example:
+        >>> scalars({"round": 3, "test": {"accuracy": 0.5}, "clients": [1, 2]})
+        {'test/accuracy': 0.5}
     """
     numbers: dict[str, float] = {}
     for name, value in record.items():

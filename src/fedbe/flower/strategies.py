@@ -23,21 +23,28 @@ def _strategy_class(class_name: str, method: str) -> type[MethodStrategy]:
 STRATEGY_CLASSES = {method: _strategy_class(cls.__name__, method) for method, cls in SERVER_CLASSES.items()}
 globals().update({cls.__name__: cls for cls in STRATEGY_CLASSES.values()})
 
-if TYPE_CHECKING:  # type checkers and editors do not see generated classes; a test compares this with the table
+if TYPE_CHECKING:  # type checkers, editors and mkdocs do not see generated classes; a test compares this with the table
 
-    class FedAvg(MethodStrategy): ...
+    class FedAvg(MethodStrategy):
+        """FedAvg as a Flower strategy. Arguments: see `MethodStrategy`."""
 
-    class FedAvgM(MethodStrategy): ...
+    class FedAvgM(MethodStrategy):
+        """FedAvgM as a Flower strategy. Arguments: see `MethodStrategy`."""
 
-    class FedBE(MethodStrategy): ...
+    class FedBE(MethodStrategy):
+        """FedBE as a Flower strategy. Arguments: see `MethodStrategy`."""
 
-    class FedProx(MethodStrategy): ...
+    class FedProx(MethodStrategy):
+        """FedProx as a Flower strategy. Arguments: see `MethodStrategy`."""
 
-    class OneEnsemble(MethodStrategy): ...
+    class OneEnsemble(MethodStrategy):
+        """1-Ensemble as a Flower strategy. Arguments: see `MethodStrategy`."""
 
-    class Scaffold(MethodStrategy): ...
+    class Scaffold(MethodStrategy):
+        """SCAFFOLD as a Flower strategy. Arguments: see `MethodStrategy`."""
 
-    class VDistillation(MethodStrategy): ...
+    class VDistillation(MethodStrategy):
+        """v-Distillation as a Flower strategy. Arguments: see `MethodStrategy`."""
 
 
 def strategy(name: str, model: nn.Module | Callable[[], nn.Module], **arguments: Any) -> MethodStrategy:
