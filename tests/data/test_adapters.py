@@ -482,3 +482,27 @@ def test_too_few_to_hold_out():
         load_task((np.zeros((4, 2)), np.zeros(4, int)))
     with pytest.raises(DataError, match=r"pairs, got nothing"):
         load_task(torch.utils.data.TensorDataset(torch.zeros(0, 2), torch.zeros(0)))
+
+
+MULTI_HOT = np.array([[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1]] * 5)
+
+
+@pytest.mark.parametrize("inputs", [np.zeros((20, 3)), np.zeros((20, 8, 8)), np.zeros((20, 7), np.int64)])
+def test_multi_hot_labels_are_refused_at_the_door(tmp_path, inputs):
+    """Vectors, images and texts of another length have no three positions, so these are three classes at once."""
+    np.savez(tmp_path / "mine.npz", X=inputs, y=MULTI_HOT)
+    with pytest.raises(DataError, match=r"single-label classification.*multi-label"):
+        load_task(tmp_path / "mine.npz")
+
+
+def test_one_hot_labels_name_the_argmax():
+    with pytest.raises(DataError, match=r"single-label classification.*pass their argmax"):
+        from_arrays("mine", np.zeros((3, 2)), np.eye(3, dtype=np.int64))
+
+
+def test_a_class_for_each_position_is_not_multi_label():
+    words = np.zeros((20, 3), np.int64)
+    assert from_arrays("tags", words, MULTI_HOT).labels.shape == (20, 3)
+    assert from_arrays("tags", {"ids": words, "mask": words + 1}, MULTI_HOT).labels.shape == (20, 3)
+    assert from_arrays("pixels", np.zeros((4, 2, 2)), np.ones((4, 2, 2), np.int64)).labels.shape == (4, 2, 2)
+    assert from_arrays("plates", np.zeros((2, 8, 8)), [[4, 7, 0], [1, 1, 9]]).labels.shape == (2, 3)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbe.core.inputs import Batch, as_batch, tensors_of
-from fedbe.data.dataset import Dataset, Task
+from fedbe.data.dataset import Dataset, Task, is_plain
 from fedbe.errors import DataError, SettingError
 
 MAX_CLASSES = 100_000  # more distinct labels than this are a mistake
@@ -31,7 +31,9 @@ def from_arrays(
         ('1', '2')
     """
     numbers, names = _numbered(as_array(labels), None if classes is None else tuple(map(str, classes)), name)
-    return Dataset(name, as_inputs(inputs, name), numbers, names, _client_ids(client_ids, name))
+    batch = as_inputs(inputs, name)
+    _refuse_multi_label(numbers, batch, name)
+    return Dataset(name, batch, numbers, names, _client_ids(client_ids, name))
 
 
 def make_task(train: Dataset, test: Dataset) -> Task:
@@ -74,6 +76,22 @@ def _numbered(
     if len(values) > MAX_CLASSES:
         raise DataError(f"{name}: labels must have at most {MAX_CLASSES} distinct values, got {len(values)}")
     return torch.from_numpy(indices.reshape(labels.shape).astype(np.int64)), tuple(map(str, values.tolist()))
+
+
+def _refuse_multi_label(labels: Tensor, inputs: Batch, name: str) -> None:
+    """Zeros and ones [N, K] are several classes at once, unless the inputs have K positions (words of a text)."""
+    if labels.dim() != 2 or not labels.numel() or int(labels.max()) > 1:
+        return
+    if is_plain(inputs) and any(labels.shape[1] in tensor.shape[1:] for tensor in tensors_of(inputs)):
+        return
+    if bool((labels.sum(1) == 1).all()):
+        advice = "these are one-hot, so pass their argmax"
+    else:
+        advice = "several classes at once (multi-label) are not supported"
+    raise DataError(
+        f"{name}: labels {list(labels.shape)} of zeros and ones do not fit, because fedbe is for single-label "
+        f"classification (one class for each input): {advice}"
+    )
 
 
 def _from_texts(
