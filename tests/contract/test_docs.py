@@ -92,6 +92,7 @@ def test_every_public_name_is_in_the_reference(package, page):
 def test_the_versions_agree():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"  version = {{{version}}},\n" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_settings_of_other_programs_are_settings_of_ours():
