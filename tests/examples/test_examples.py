@@ -1,5 +1,6 @@
 """Every example runs and learns."""
 
+import ast
 import importlib
 import importlib.util
 import json
@@ -14,6 +15,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 needs_transformers = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("transformers", "peft")) or shutil.which("npm") is None,
     reason="needs transformers, peft and npm: pip install 'fedbe[examples]'",
+)
+
+needs_jupyter = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("nbclient", "ipykernel")),
+    reason="needs nbclient and ipykernel: pip install 'fedbe[dev]'",
 )
 
 
@@ -42,13 +48,30 @@ def test_a_text_example_learns(example, name, least):
     assert example(name).main(1) > least
 
 
+@needs_transformers
 @pytest.mark.slow
-def test_the_notebook_runs_cell_by_cell(monkeypatch):
-    monkeypatch.chdir(EXAMPLES)
-    names = {}
-    for code in notebook_code():
-        exec(code, names)  # noqa: S102
-    assert min(names["results"].values()) > 0.5
+@pytest.mark.filterwarnings("ignore")
+def test_lora_needs_less_traffic_and_less_memory(example, capsys):
+    lora, text = example("lora"), example("text")
+    lora.print_sizes(lora.build_adapters(), text.build_model(), clients=4)
+    full, adapters = (line.split()[-3:] for line in capsys.readouterr().out.splitlines()[1:])
+    sizes = [[int(word.replace(",", "")) for word in words] for words in (full, adapters)]
+    assert all(small < large for large, small in zip(*sizes, strict=True))
+
+
+@needs_jupyter
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.filterwarnings("ignore")  # of Jupyter
+def test_the_notebook_runs_in_a_jupyter_kernel():
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(EXAMPLES / "tour.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
+    shown = [out.data["text/plain"] for cell in notebook.cells for out in cell.get("outputs", ()) if "data" in out]
+    results = next(text for text in shown if text.startswith("{'FedAvg'"))
+    assert min(ast.literal_eval(results).values()) > 0.5
 
 
 def notebook_code():
