@@ -3,11 +3,13 @@
 A page is run from top to bottom in one folder: its blocks of Python share their names, and its commands of fedbe run
 between them, with tiny settings and a tiny CIFAR-10. A block that needs what a test does not have (a download, a
 server) is marked with a comment before it: <!-- not run: the reason -->. The commands that are not run are in NOT_RUN.
+Commands of make, pip and Python are in RUN or in OTHERS_NOT_RUN.
 """
 
 import importlib.util
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -44,6 +46,32 @@ NOT_RUN = {
     "fedbe run cifar10-step --executor ray": "tests/experiment/test_ray_pool.py runs a driver on a cluster",
     "fedbe reproduce --list": "measures the speed of every network; tests/reproduce/test_reproduce.py runs it",
     "fedbe reproduce table1 --scale paper --seeds 3": "writes into results/; tests/reproduce/test_results.py checks it",
+}
+# Commands of Python that are run, with small values.
+RUN = {
+    "python -m benchmarks.many_clients": shlex.split(
+        "--clients 20 --cohort 4 --rounds 1 --hidden 8 --method fedavg --workers 0"
+    ),
+    "python -m benchmarks.honest_clients": ["1", "2"],
+}
+# Commands of make, pip and Python that are not run.
+OTHERS_NOT_RUN = {
+    "make run": "installs; the comparison that it starts is run with one round, for every page of this file",
+    "make bench": "measures speed, which no test does",
+    "make chaos": "takes half an hour; tests/test_chaos.py runs its short form",
+    "make check": "CI runs it before the tests",
+    "make gpu-check": "measures speed on an accelerator; tests/devices/test_gpu_check.py runs it on an emulated one",
+    "make test": "these are its tests",
+    "pip install": "downloads; CI installs the extras, tests/contract/test_package.py the wheel and the source archive",
+    "python examples/nvflare/job.py": "tests/nvflare/test_simulator.py runs jobs in NVFlare's simulator",
+    "python -m benchmarks loader": "measures speed, which no test does",
+    "python -m benchmarks.chaos": "tests/test_chaos.py runs its short form",
+    "python -m benchmarks.branch": "continues a long run from a checkpoint that is not in the repository",
+    "python -m benchmarks.choose_auto": "trains on CIFAR-10: the search behind the default settings",
+    "python -m benchmarks.choose_digits": "trains hundreds of models: the search behind the recipe digits",
+    "python -m benchmarks.concept_pictures": "writes into docs/; test_docs.py compares the names of the pictures",
+    "python -m benchmarks.licences --write": "writes into docs/; tests/contract/test_licences.py compares the list",
+    "python -m benchmarks.server_variants": "needs a finished run on CIFAR-10; it measured choices of docs/variants.md",
 }
 NAMES = {"fedbe flower", "fedbe predict", "fedbe evaluate", "fedbe resume"}  # of commands, in a sentence
 WORDS = {
@@ -176,18 +204,51 @@ def test_every_exception_is_needed():
     assert NAMES - texts == set()
 
 
-@pytest.mark.parametrize(
-    "text", dict.fromkeys(a or b for page in PAGES for a, b in OTHER.findall(page.read_text(encoding="utf-8")))
+OTHERS = list(
+    dict.fromkeys(
+        " ".join((a or b).split()) for page in PAGES for a, b in OTHER.findall(page.read_text(encoding="utf-8"))
+    )
 )
+
+
+@pytest.mark.parametrize("text", OTHERS)
 def test_other_commands_name_what_exists(text):
-    """Targets of make, modules and scripts of Python, extras of pip. CI runs make and pip; benchmarks take too long."""
+    """Targets of make, modules and scripts of Python, extras of pip, and each has its reason if it is not run."""
     words = shlex.split(text)
     if words[0] == "make":
         subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True, env=dict(os.environ))
     elif words[0] == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         assert set(re.findall(r"\[(\w+)\]", text)) <= set(extras)
+        assert "-c" not in words or (ROOT / words[words.index("-c") + 1]).exists()
     elif words[1] == "-m":
         assert importlib.util.find_spec(words[2]) is not None
     else:
         assert (ROOT / words[1]).exists()
+    assert any(text.startswith(start) for start in (*RUN, *OTHERS_NOT_RUN)), "run it, or say why not"
+
+
+def test_every_exception_of_the_others_is_needed():
+    assert [start for start in (*RUN, *OTHERS_NOT_RUN) if not any(text.startswith(start) for text in OTHERS)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", RUN)
+def test_another_command_runs(start, tmp_path, monkeypatch):
+    """With the options of the page, and with small values for them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT)
+    words = shlex.split(start)
+    used = {word for text in OTHERS if text.startswith(start) for word in text.split() if word.startswith("--")}
+    assert used <= {word for word in RUN[start] if word.startswith("--")}
+    monkeypatch.setattr("sys.argv", [words[2], *RUN[start]])
+    try:
+        runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+    except SystemExit as done:
+        assert not done.code  # noqa: PT017
+
+
+def test_make_help_lists_every_target():
+    done = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True)
+    targets = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[0].split()
+    assert re.findall(r"^  make (\S+) +\w", done.stdout, re.M) == targets
