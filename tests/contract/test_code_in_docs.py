@@ -52,7 +52,6 @@ RUN = {
     "python -m benchmarks.many_clients": shlex.split(
         "--clients 20 --cohort 4 --rounds 1 --hidden 8 --method fedavg --workers 0"
     ),
-    "python -m benchmarks.honest_clients": ["1", "2"],
 }
 # Commands of make, pip and Python that are not run.
 OTHERS_NOT_RUN = {
@@ -70,6 +69,7 @@ OTHERS_NOT_RUN = {
     "python -m benchmarks.choose_auto": "trains on CIFAR-10: the search behind the default settings",
     "python -m benchmarks.choose_digits": "trains hundreds of models: the search behind the recipe digits",
     "python -m benchmarks.concept_pictures": "writes into docs/; test_docs.py compares the names of the pictures",
+    "python -m benchmarks.honest_clients": "trains for minutes; test_honest_clients.py is its short form",
     "python -m benchmarks.licences --write": "writes into docs/; tests/contract/test_licences.py compares the list",
     "python -m benchmarks.server_variants": "needs a finished run on CIFAR-10; it measured choices of docs/variants.md",
 }

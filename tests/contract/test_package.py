@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,12 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import fedbe, sys
 assert "site-packages" in fedbe.__file__ and sys.prefix in fedbe.__file__, fedbe.__file__
+"""
+STUDIES = """
+from fedbe.reproduce.study import available_studies, load_study
+for name in sorted(available_studies()):
+    load_study(name)
+    print(name)
 """
 
 pytestmark = [
@@ -59,6 +66,24 @@ def test_an_installed_wheel_runs(built, tmp_path):
     page = run(python, "-m", "fedbe", "report", "runs/digits-fedbe-seed0", cwd=tmp_path)
     assert "report" in page
     assert "cifar10-step" in run(python, "-m", "fedbe", "recipes", cwd=tmp_path)
+    shipped = run(python, "-c", STUDIES, cwd=tmp_path).split()
+    assert shipped == sorted(path.stem for path in ROOT.glob("src/**/studies/*.toml"))
+    run(python, "-m", "fedbe", "flower", "new", "app", cwd=tmp_path)
+    example = ROOT / "examples" / "flower"
+    for made in (path for path in (tmp_path / "app").rglob("*") if path.is_file()):
+        assert made.read_bytes() == (example / made.relative_to(tmp_path / "app")).read_bytes()
+    assert (tmp_path / "app" / "digits_app" / "server_app.py").is_file()
+
+
+def test_the_checkout_and_the_source_archive_make_the_same_wheel(built, tmp_path):
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=ROOT)
+    assert contents(next(tmp_path.glob("*.whl"))) == contents(next(built.glob("*.whl")))
+
+
+def contents(wheel):
+    """File name -> CRC of every file in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {member.filename: member.CRC for member in archive.infolist()}
 
 
 def test_the_source_archive_has_what_a_packager_needs(built):
