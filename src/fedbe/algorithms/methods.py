@@ -35,6 +35,12 @@ class Method:
         stages: run at the server, in order.
         extras: names of what the rules send back next to the model.
         one_round: whether the method is defined for a single round of communication.
+
+    Example:
+        >>> from fedbe.algorithms.server.transforms import ClipNorm
+        >>> method = Method("clipped", "FedAvg (clipped)", "bounded changes", transforms=(ClipNorm(1.0),))
+        >>> method.result, method.settings()["max_update_norm"]  # run it with `fedbe.Server(method, model)`
+        ('average', 1.0)
     """
 
     name: str
@@ -334,8 +340,15 @@ def get_method(name: str, variant: str = DEFAULT_VARIANT, **settings: Any) -> Me
         variant: auto, paper, released or tuned.
         **settings: values for single settings.
 
+    Returns:
+        The row of the catalogue with these settings.
+
     Raises:
         SettingError: for an unknown name, variant or setting.
+
+    Example:
+        >>> get_method("fedbe", "paper", num_samples=20).settings()["num_samples"]
+        20
     """
     if name not in METHODS:
         raise SettingError(f"unknown method '{name}': {nearest(name, METHODS)}")

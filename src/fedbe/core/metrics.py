@@ -19,6 +19,10 @@ class Metrics:
         nll: The negative log-likelihood: the mean of −log p of the true class.
         confidence: The mean of the largest probability.
         ece: The expected calibration error Σ_b (n_b/n) |accuracy_b − confidence_b| over 15 equal bins of confidence.
+
+    Example:
+        >>> Metrics(accuracy=0.5, nll=0.7, confidence=0.8, ece=0.3).as_dict()
+        {'accuracy': 0.5, 'nll': 0.7, 'confidence': 0.8, 'ece': 0.3}
     """
 
     accuracy: float

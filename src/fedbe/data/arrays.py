@@ -126,6 +126,19 @@ def _several(values: Any, name: str) -> Batch:
 
 
 def stacked(values: Iterable[Any], name: str) -> np.ndarray[Any, Any]:
+    """N arrays of one shape as one array [N, …].
+
+    Args:
+        values: tensors or array-likes.
+        name: the name of the data set, for the error.
+
+    Raises:
+        DataError: there are none, or their shapes differ.
+
+    Example:
+        >>> stacked([[1, 2], [3, 4], [5, 6]], "mine").shape
+        (3, 2)
+    """
     arrays = [as_array(value) for value in values]
     shapes = sorted({array.shape for array in arrays})
     if len(shapes) != 1:

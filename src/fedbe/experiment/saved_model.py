@@ -191,6 +191,11 @@ def load_model(folder: str | Path, *, trust: bool = False) -> nn.Module:
 
     Raises:
         RunError: The run has no final model, or the file does not fit the architecture.
+
+    Example:
+        >>> model = load_model(folder)  # of `fedbe run swissroll --method fedavg`: points in the plane, three classes
+        >>> model(torch.zeros(5, 2)).shape
+        torch.Size([5, 3])
     """
     if trust:
         plugins.trust()

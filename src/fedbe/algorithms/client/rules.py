@@ -88,6 +88,16 @@ class Prox:
         proximal_mu: μ. With 0 this is FedAvg.
         prox_form: squared; or unsquared, the released program's (μ/2) Σ_l ‖w_l − w̄_l‖ over the tensors l whose name
             ends in "weight". Its gradient is (μ/2) (w_l − w̄_l)/‖w_l − w̄_l‖; biases are free.
+
+    Raises:
+        SettingError: μ is negative, or the form is unknown.
+
+    Example:
+        >>> parameter = nn.Parameter(torch.tensor([3.0]))  # w = 3, without a gradient of its own
+        >>> run = LocalRun(Layout({"weight": parameter.data}), {"weight": parameter}, start=torch.tensor([1.0]))
+        >>> Prox(proximal_mu=0.1).start(run).correct()
+        >>> parameter.grad  # 0.1 · (3 − 1)
+        tensor([0.2000])
     """
 
     proximal_mu: float = 0.001
@@ -136,7 +146,18 @@ class ControlVariate:
     constant g move them by η g Σ_{k=1..K} (1 − β^k)/(1 − β). T is this factor without g, so that c_i stays an average
     *gradient*; with T = K·η it would be about 1/(1 − β) times too large. Weight decay belongs to the local loss and is
     part of c_i.
-    The client keeps c_i and sends c_i⁺ − c_i under the name "control"; c comes with the global model.
+    The client keeps c_i [P] and sends c_i⁺ − c_i [P] under the name "control"; c [P] is sent with the global model.
+
+    Example:
+        >>> parameter = nn.Parameter(torch.tensor([3.0]))
+        >>> start, c = torch.tensor([3.0]), {"control": torch.tensor([0.5])}
+        >>> run = LocalRun(Layout({"weight": parameter.data}), {"weight": parameter}, start, broadcast=c)
+        >>> rule = ControlVariate().start(run)
+        >>> rule.correct()
+        >>> parameter.grad  # c − c_i, where c_i is still 0
+        tensor([0.5000])
+        >>> rule.finish(end=torch.tensor([1.0]), travelled=2.0).extras  # −c + (3 − 1)/2
+        {'control': tensor([0.5000])}
     """
 
     def start(self, run: LocalRun) -> RunningRule:
@@ -176,6 +197,19 @@ class Dynamic:
 
     Attributes:
         dyn_alpha: α, the same as that of the server's stage.
+
+    Raises:
+        SettingError: α is not above 0.
+
+    Example:
+        >>> parameter = nn.Parameter(torch.tensor([3.0]))
+        >>> run = LocalRun(Layout({"weight": parameter.data}), {"weight": parameter}, start=torch.tensor([1.0]))
+        >>> rule = Dynamic(dyn_alpha=0.1).start(run)
+        >>> rule.correct()
+        >>> parameter.grad  # 0.1 · (3 − 1) − g_i, where g_i is still 0
+        tensor([0.2000])
+        >>> rule.finish(end=torch.tensor([2.0]), travelled=1.0).memory  # −0.1 · (2 − 1)
+        {'gradient': tensor([-0.1000])}
     """
 
     dyn_alpha: float = 0.01

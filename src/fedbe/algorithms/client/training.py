@@ -33,6 +33,13 @@ class LocalSettings:
         momentum: of SGD. It starts from zero in each round.
         weight_decay: does not apply to normalisation layers.
         decay_biases: whether weight decay applies to biases.
+
+    Raises:
+        SettingError: a value is out of its range.
+
+    Example:
+        >>> LocalSettings(epochs=5, lr=0.1).momentum
+        0.9
     """
 
     epochs: int = 20
@@ -119,6 +126,16 @@ def train(
 
     Raises:
         SettingError: if there are no examples, not as many labels as inputs, or labels that are not class indices.
+
+    Example:
+        >>> from fedbe.core.inputs import TensorInputs
+        >>> runner = ModelRunner(torch.nn.Linear(1, 2, bias=False))
+        >>> start = runner.layout.pack({"weight": torch.zeros(2, 1)})
+        >>> inputs, labels = TensorInputs(torch.ones(1, 1)), torch.tensor([0])
+        >>> settings, generator = LocalSettings(epochs=1, lr=1.0, weight_decay=0.0), torch.Generator().manual_seed(0)
+        >>> trained = train(runner, start, inputs, labels, settings, generator)  # g = softmax(0, 0) − (1, 0)
+        >>> trained.steps, trained.state.params
+        (1, tensor([ 0.5000, -0.5000]))
     """
     if len(inputs) != len(labels):
         raise SettingError(f"`inputs` and `labels` must be of one length, got {len(inputs)} and {len(labels)}")

@@ -35,6 +35,9 @@ class ClipNorm:
     Attributes:
         max_update_norm: C, the largest Euclidean norm of a client's change.
 
+    Raises:
+        SettingError: C is not above 0, or infinite.
+
     Example:
         >>> from fedbe.algorithms.methods import get_method
         >>> from dataclasses import replace
