@@ -37,7 +37,7 @@ class TestPlantedFaults:
     """The product is broken on purpose. Each fault would be a silent loss, and the table must show it."""
 
     def test_files_that_are_not_synced(self, monkeypatch, tmp_path, draw):
-        monkeypatch.setattr(files, "_write", lambda file, content: file.write(content))
+        monkeypatch.setattr(files, "write_and_sync", lambda file, content: file.write(content))
         assert disks.power_failures(24, draw, tmp_path, ("fedavg",)).lost
 
     def test_names_that_are_not_synced(self, monkeypatch, tmp_path, draw):
@@ -47,14 +47,14 @@ class TestPlantedFaults:
     def test_a_file_that_is_rewritten_in_place(self, monkeypatch, tmp_path, draw):
         def in_place(path, content, *_):
             with path.open("wb") as file:
-                files._write(file, content)
+                files.write_and_sync(file, content)
 
         monkeypatch.setattr(run_folder, "write_atomic", in_place)
         assert disks.power_failures(30, draw, tmp_path, ("fedavg",)).bad
 
     def test_a_resume_that_drops_what_clients_remember(self, monkeypatch, tmp_path, draw):
-        real = checkpoint._state_of
-        monkeypatch.setattr(checkpoint, "_state_of", lambda *args: _without_clients(real(*args)))
+        read = checkpoint.read
+        monkeypatch.setattr(checkpoint, "read", lambda *args: replace(read(*args), clients={}))
         assert disks.power_failures(16, draw, tmp_path, ("scaffold",)).differing
 
     def test_a_line_that_is_never_written(self, monkeypatch, tmp_path, draw):
@@ -72,7 +72,7 @@ class TestPlantedFaults:
         assert disks.read_only_disks(8, tmp_path, ("fedavg",)).raw
 
     def test_a_checksum_that_is_not_compared(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(tensor_files, "_digest", lambda *_: "")
+        monkeypatch.setattr(tensor_files, "content_digest", lambda *_: "")
         run = reference_run(tmp_path, "fedavg")
         tallies = fuzz.fuzz(300, 0, {k: r for k, r in fuzz.run_readers(run).items() if k == "checkpoint"})
         assert tallies["damaged checkpoint"].differing
@@ -84,8 +84,8 @@ class TestPlantedFaults:
         assert fuzz.fuzz(50, 0, readers)["damaged checkpoint"].raw
 
     def test_a_worker_that_nobody_watches(self, monkeypatch, tmp_path, draw):
-        monkeypatch.setattr(watchdog.Watchdog, "_hangs", lambda *_: False)
-        assert processes.workers(3, draw, tmp_path, patience=5).hung
+        monkeypatch.setattr(watchdog, "TICK_SECONDS", 3600.0)  # it looks at them for the first time in an hour
+        assert processes.workers(3, draw, tmp_path, patience=20).hung
 
     def test_a_guard_that_admits_everything(self, monkeypatch, draw):
         monkeypatch.setattr(guard, "find_outliers", lambda *_: {})
@@ -95,10 +95,6 @@ class TestPlantedFaults:
         monkeypatch.setattr(flower_replies, "StateError", DataError)  # what a bad reply raises is not expected
         tally = replies.flower(20, draw)
         assert tally.lost + tally.raw
-
-
-def _without_clients(state):
-    return replace(state, clients={})
 
 
 def test_the_disk_forgets_what_was_not_synced(tmp_path, draw):

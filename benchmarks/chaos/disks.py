@@ -24,7 +24,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 def failing(at: int) -> Iterator[None]:
     """The n-th write, sync or rename fails, as on a full disk."""
     calls = 0
-    real_fsync, real_replace, real_write = os.fsync, Path.replace, files._write
+    real_fsync, real_replace, real_write = os.fsync, Path.replace, files.write_and_sync
 
     def step() -> None:
         nonlocal calls
@@ -47,11 +47,11 @@ def failing(at: int) -> Iterator[None]:
         step()
         real_write(file, content)
 
-    os.fsync, Path.replace, files._write = fsync, replace, write  # type: ignore[assignment, method-assign]
+    os.fsync, Path.replace, files.write_and_sync = fsync, replace, write  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        os.fsync, Path.replace, files._write = real_fsync, real_replace, real_write  # type: ignore[method-assign]
+        os.fsync, Path.replace, files.write_and_sync = real_fsync, real_replace, real_write  # type: ignore[method-assign]
 
 
 _watches: list[Callable[[str, Any], None]] = []

@@ -55,7 +55,7 @@ def test_a_function_that_fails_is_named():
 def test_code_from_elsewhere_is_not_run_unless_the_user_says_so(path, monkeypatch):
     with pytest.raises(DataError, match=f"'{path}' would run code from .* give --trust"):
         load_function(path, DataError)
-    monkeypatch.setattr(plugins, "_trusts_all", False)  # undone after the test
+    monkeypatch.setattr(plugins, "trusts_all", False)  # undone after the test
     plugins.trust()
     assert callable(load_function(path, DataError))
 

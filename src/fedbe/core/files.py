@@ -16,10 +16,11 @@ def write_synced(path: Path, content: bytes) -> None:
     path.unlink(missing_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     with os.fdopen(handle, "wb") as file:
-        _write(file, content)
+        write_and_sync(file, content)
 
 
-def _write(file: IO[bytes], content: bytes) -> None:
+def write_and_sync(file: IO[bytes], content: bytes) -> None:
+    """Write to an open file and wait until the content is on the disk."""
     file.write(content)
     file.flush()
     os.fsync(file.fileno())
@@ -81,7 +82,7 @@ def append_line(path: Path, value: Any) -> None:
     try:
         is_new = not path.exists()
         with path.open("ab") as file:
-            _write(file, (json.dumps(value) + "\n").encode())
+            write_and_sync(file, (json.dumps(value) + "\n").encode())
         if is_new:
             sync_folder(path.parent)
     except OSError as problem:

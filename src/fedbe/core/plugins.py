@@ -16,13 +16,13 @@ from typing import Any
 
 from fedbe.errors import FedBEError
 
-_trusts_all = False
+trusts_all = False  # whether every module may be imported, in this process
 
 
 def trust() -> None:
     """From now on import any module that a recipe names, in this process."""
-    global _trusts_all
-    _trusts_all = True
+    global trusts_all
+    trusts_all = True
 
 
 def load_function(path: str, error: type[FedBEError]) -> Callable[..., Any]:
@@ -34,7 +34,7 @@ def load_function(path: str, error: type[FedBEError]) -> Callable[..., Any]:
     folder = os.getcwd()  # noqa: PTH109
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    if not _trusts_all:
+    if not trusts_all:
         _check_local(path, module.partition(".")[0], Path(folder).resolve(), error)
     try:
         function = getattr(importlib.import_module(module), name)

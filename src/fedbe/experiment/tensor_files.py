@@ -26,7 +26,7 @@ def write_tensors(path: Path, header: Mapping[str, Any] | None, tensors: Mapping
     """Write one safetensors file, whole or not at all. Without a header (None) it holds tensors and a checksum."""
     # safetensors refuses tensors that share memory, as a member and the model may.
     separate = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    digest = _digest(header, separate)
+    digest = content_digest(header, separate)
     # One entry of metadata: safetensors writes several in any order, and equal runs must write equal bytes.
     metadata = {CHECKSUM: digest} if header is None else {"fedbe": json.dumps({**header, CHECKSUM: digest})}
     write_atomic(path, safetensors.torch.save(separate, metadata))
@@ -44,12 +44,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     digest = header.pop(CHECKSUM, None)
     if digest is None and any(isinstance(value, str) and len(value) == DIGEST_LENGTH for value in header.values()):
         raise ValueError("the name of its checksum is damaged")
-    if digest is not None and digest != _digest(header, tensors):
+    if digest is not None and digest != content_digest(header, tensors):
         raise ValueError("its content does not match its checksum")
     return header, tensors
 
 
-def _digest(header: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> str:
+def content_digest(header: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over the header and over name, type, shape and bytes of every tensor."""
     content = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
