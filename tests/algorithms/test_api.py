@@ -362,7 +362,7 @@ class TestInputs:
     @pytest.mark.parametrize(
         ("labels", "message"),
         [
-            (torch.zeros(23, dtype=torch.int64), "one entry for each of the 24 inputs, got 23"),
+            (torch.zeros(23, dtype=torch.int64), "each of the 24 inputs, got 23"),
             (torch.zeros(24), "whole numbers"),
             (torch.full((24,), -1), "must be >= 0"),
             ([0] * 24, "must be a tensor of class indices"),
@@ -386,8 +386,8 @@ class TestInputs:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"rounds": 0}, "`rounds` must be a whole number >= 1, got 0"),
-            ({"rounds": "3"}, "`rounds` must be a whole number >= 1, got '3'"),
+            ({"rounds": 0}, "`rounds` .*>= 1, got 0"),
+            ({"rounds": "3"}, "`rounds` .*>= 1, got '3'"),
             ({"total_clients": 2.5}, "`total_clients` must be"),
             ({"min_clients": "2"}, "`min_clients` must be"),
         ],

@@ -40,7 +40,7 @@ def test_corners_and_centre_equal_the_recorded_accuracies(swissroll: Path) -> No
     labels = {d.label for d in chart.panels[0].dots if d.role in ("corner", "centre")}
     expected = {f"client {c}: {100 * last['test_clients'][f'client {c}']['accuracy']:.1f} %" for c in range(3)}
     assert labels == expected | {f"FedAvg: {100 * last['test']['accuracy']:.1f} %"}
-    assert "n = 1 run: FedAvg, seed 0, round 3" in chart.caption
+    assert "FedAvg, seed 0, round 3" in chart.caption
     assert "α = 0.5" in chart.caption
 
 

@@ -89,7 +89,7 @@ def test_run_in_a_pipe_prints_a_line_per_round_and_the_result(
     done = fedbe("run", *QUICK, "--method", "fedavg", "--seed", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "FedAvg, seed 3: round 3/3: accuracy" in done.stderr
-    assert re.search(r"FedAvg on digits, seed 3: test accuracy \d+\.\d % after round 3", done.stdout)
+    assert re.search(r"seed 3: test accuracy \d+\.\d % after round 3", done.stdout)
     folder = tmp_path / "runs" / "digits-fedavg-seed3"
     assert run_folder.read_info(folder).final is not None
     monkeypatch.chdir(tmp_path)

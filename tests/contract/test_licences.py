@@ -10,13 +10,11 @@ def test_the_list_is_right():
 
 def test_another_licence_is_noticed(monkeypatch):
     listed = licences.read_list()
-    assert licences.problems({**listed, "numpy": "MIT"}) == [
-        f"numpy has the licence '{listed['numpy']}', the list has 'MIT'"
-    ]
+    (problem,) = licences.problems({**listed, "numpy": "MIT"})
+    assert f"'{listed['numpy']}', the list has 'MIT'" in problem
     del listed["torch"]
     assert "the list has 'nothing'" in licences.problems(listed)[0]
     monkeypatch.setattr(licences, "needed", lambda: {"evil": "", "fair": ""})
     monkeypatch.setattr(licences, "licence", {"evil": "AGPL-3.0", "fair": "LGPL-3.0"}.get)
-    assert licences.problems({"evil": "AGPL-3.0", "fair": "LGPL-3.0"}) == [
-        "evil has the licence 'AGPL-3.0', which would reach fedbe"
-    ]
+    (problem,) = licences.problems({"evil": "AGPL-3.0", "fair": "LGPL-3.0"})
+    assert "evil has the licence 'AGPL-3.0'" in problem

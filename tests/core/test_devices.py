@@ -54,9 +54,9 @@ def test_names(machine, seen, text, expected):
 @pytest.mark.parametrize(
     ("seen", "text", "message"),
     [
-        ({}, "cuda", "sees no cuda device on this machine: use cpu, or auto"),
+        ({}, "cuda", "sees no cuda device .*: use cpu"),
         ({}, "mps", "sees no mps device"),
-        ({"cuda": 2}, "cuda:2", "there is no cuda:2 on this machine: torch sees cuda:0, cuda:1"),
+        ({"cuda": 2}, "cuda:2", "no cuda:2 .*sees cuda:0, cuda:1"),
         ({"cuda": 2}, "cuda:0,5", "there is no cuda:5"),
         ({"cuda": 2}, "cuda:0,0", "lists a number twice"),
         ({}, "gpu", "unknown device 'gpu': use auto, cpu, cuda"),

@@ -178,5 +178,5 @@ class TestHoldOut:
         assert [part.tolist() for part in hold_out(3, 0.0, torch.Generator())] == [[0, 1, 2], []]
 
     def test_it_needs_two_inputs(self):
-        with pytest.raises(SettingError, match="two unlabeled inputs or more are needed, got 1"):
+        with pytest.raises(SettingError, match=r"two unlabeled inputs or more .*got 1"):
             hold_out(1, 0.1, torch.Generator())

@@ -59,7 +59,7 @@ def test_unsaved_buffers_are_reset_for_the_next_model():
 
 
 def test_one_logit_is_not_enough():
-    with pytest.raises(ModelError, match="returns one number for each input, but fedbe is for single-label"):
+    with pytest.raises(ModelError, match="returns one number for each input"):
         ModelRunner(nn.Linear(3, 1)).logits(torch.zeros(4, 3))
 
 
@@ -127,7 +127,7 @@ def test_outputs_with_logits_in_them(wrap, output):
 @pytest.mark.parametrize(
     ("wrap", "output", "message"),
     [
-        (lambda x: {"scores": x}, None, "dict with scores. has no 'logits': name the logits with `output`"),
+        (lambda x: {"scores": x}, None, "dict with scores. has no 'logits'"),
         (lambda x: x, "logits", "Tensor. has no 'logits'"),
         (lambda x: (x,), 1, "tuple. has no 1"),
     ],

@@ -97,7 +97,7 @@ class TestLayout:
         [
             (lambda s: s.pop("weight"), "lacks 'weight'"),
             (lambda s: s.update(extra=torch.zeros(1)), "has unknown 'extra'"),
-            (lambda s: s.update(weight=torch.zeros(3, 2)), r"'weight' must have shape \[2, 3\], got \[3, 2\]"),
+            (lambda s: s.update(weight=torch.zeros(3, 2)), r"'weight' .*\[2, 3\], got \[3, 2\]"),
             (
                 lambda s: s.update(weight=torch.zeros(2, 3).double()),
                 "'weight' must be torch.float32, got torch.float64",

@@ -358,7 +358,7 @@ def test_a_class_that_only_the_test_part_has(tmp_path):
 
 
 def test_texts_that_are_not_a_class():
-    with pytest.raises(DataError, match="label 'cat' is not one of the classes dog, cow"):
+    with pytest.raises(DataError, match=r"label 'cat' .*classes dog, cow"):
         from_arrays("mine", np.zeros((2, 2)), ["cat", "dog"], ["dog", "cow"])
 
 

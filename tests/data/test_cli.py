@@ -27,7 +27,7 @@ def test_show_prints_and_writes(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     done = run("show", "digits", "--split", "step", "--clients", 5, "--minor-images", 2, "--server", 100)
     assert done.exit_code == 0
-    assert "digits, step split: 5 clients, 100 images at the server" in done.output
+    assert "5 clients, 100 images at the server" in done.output
     assert "written: digits-step.png" in done.output
     with Image.open(tmp_path / "digits-step.png") as picture:
         assert picture.width > 500

@@ -168,7 +168,7 @@ def test_local_files_are_checked_whenever_they_are_loaded(tmp_path, server, monk
     flipped = bytearray(path.read_bytes())
     flipped[1000] ^= 1
     path.write_bytes(flipped)
-    with pytest.raises(DataError, match=r"data_batch_3.bin is damaged or not the official cifar10: .*data get cifar10"):
+    with pytest.raises(DataError, match=r"data_batch_3.bin is damaged .*data get cifar10"):
         load_task("cifar10", root=home)
     assert len(load_task(f"cifar10:{path.parent}").train) == 20  # at the user's own word
     shutil.rmtree(path.parent)

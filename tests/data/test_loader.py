@@ -218,5 +218,5 @@ def test_impossible_arguments_are_errors(arguments, error, sentence):
 
 
 def test_negative_pad_is_refused():
-    with pytest.raises(SettingError, match="`pad` must be 0 or more pixels, got -1"):
+    with pytest.raises(SettingError, match=r"`pad` must be .*got -1"):
         Augment(pad=-1)

@@ -341,14 +341,14 @@ def test_a_model_that_does_not_take_channels_last_runs_and_says_so(own: Recipe, 
 
 def test_a_model_that_always_fails_is_refused_before_the_first_round(own: Recipe, play: Play) -> None:
     broken = own.model_copy(update={"model": type(own.model)(name="own_for_tests:breaks")})
-    with pytest.raises(SettingError, match="`model` cannot run on the data: no forward today"):
+    with pytest.raises(SettingError, match="cannot run on the data: no forward today"):
         play("broken", "fedavg", recipe=broken, workers=Serial())
 
 
 def test_a_fault_of_this_machine_stops_the_run_and_changes_no_result(own: Recipe, play: Play) -> None:
     dying = own.model_copy(update={"model": type(own.model)(name="own_for_tests:dies")})
     with ProcessPool(1) as workers:
-        with pytest.raises(RunError, match=r"client \d could not be trained: its worker process died or hung 3 times"):
+        with pytest.raises(RunError, match=r"client \d could not be trained: .*3 times"):
             play("dying", "fedavg", recipe=dying, workers=workers)
         dropping = override_recipe(dying, ["limits.drop_lost_clients=true"])
         with pytest.raises(AggregationError, match="no client finished round 1"):
@@ -360,7 +360,7 @@ def test_a_fault_of_this_machine_stops_the_run_and_changes_no_result(own: Recipe
     [
         ("own_for_tests:no_module", "must return a torch.nn.Module, got int"),
         ("own_for_tests:nothing", "must name a function as module:function, but module"),
-        ("no_such_module:model", "must name a function as module:function, but No module named"),
+        ("no_such_module:model", "must name a function .*No module named"),
     ],
 )
 def test_a_function_that_returns_no_model_is_refused(
@@ -447,7 +447,7 @@ def test_a_damaged_model_is_refused_with_advice_and_written_again(play: Play, po
     path = folder / "model.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(RunError, match=r"is damaged \(its content does not match its checksum\): `fedbe resume"):
+    with pytest.raises(RunError, match=r"is damaged \(.*checksum\): `fedbe resume"):
         fedbe.load_model(folder)
     with pytest.warns(RunWarning, match="is damaged and is written again"):
         assert not run_folder.is_done(folder)
@@ -555,4 +555,6 @@ def test_the_server_declares_the_sizes_of_the_split_unless_the_recipe_says_other
     assert "capped" not in honest
     reported = override_recipe(declared, ["limits.client_weights=reported"])
     (line,) = run_folder.read_rounds(play("reported", "fedavg", recipe=reported))
-    assert line["capped"] == ["client 2 reports 73 % of all examples and counts as 60 %"]
+    (capped,) = line["capped"]
+    assert "client 2 reports 73 %" in capped
+    assert "counts as 60 %" in capped

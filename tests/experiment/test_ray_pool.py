@@ -223,7 +223,7 @@ def test_a_killed_driver_or_head_loses_nothing(
 
 
 def test_a_worker_that_fits_nowhere_is_one_sentence(cluster: Any, pool: RayPool) -> None:  # noqa: ARG001 (connects)
-    with pytest.raises(RunError, match="a worker needs 1 CPUs and 1 GPUs, but the Ray cluster has"):
+    with pytest.raises(RunError, match=r"needs 1 CPUs and 1 GPUs, .*cluster has"):
         RayPool(address=cluster.address, num_gpus=1)
     with pytest.raises(RunError, match=r"[46] CPUs and 0 GPUs: use --device cpu"):
         make_executor(kind="ray", address=cluster.address, gpus_per_worker=0.25)

@@ -140,7 +140,7 @@ def test_one_class_for_each_pixel(recipe, play):
     ("source", "model", "changes", "message"),
     [
         ("texts", "bag", ["model.name=mlp"], "'mlp' takes one tensor, this data has several"),
-        ("texts", "bag", ["data.flip=true"], "data.flip are for images, but this data set has none"),
+        ("texts", "bag", ["data.flip=true"], "data.flip are for images"),
         ("masks", "pixels", ["data.pad=1"], "would move the images, but not their labels"),
         ("texts", "bag", ["data.unlabeled=digits"], "data.unlabeled is for images"),
         ("masks", "pixels", ["split.kind=step"], "needs one class for each image"),

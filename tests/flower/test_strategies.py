@@ -242,7 +242,7 @@ def test_a_client_that_claims_all_examples_does_not_decide(local_grid, tmp_path)
         if tensor.is_floating_point():
             torch.testing.assert_close(tensor, before[key] + expected)
     (capped,) = lines_of(tmp_path)[0]["capped"]
-    assert capped.endswith("reports 100 % of all examples and counts as 50 %")
+    assert capped.endswith("counts as 50 %")
 
 
 def test_a_client_that_fails_is_set_aside_with_the_last_line_of_its_traceback(local_grid, tmp_path):

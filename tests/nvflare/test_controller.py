@@ -74,7 +74,7 @@ def test_a_reply_that_cannot_be_read_is_a_state_error(params):
 
 
 def test_a_client_must_apply_the_rules_of_the_method():
-    with pytest.raises(StateError, match=r"did not apply the rules of FedProx: use fedbe\.nvflare\.fit"):
+    with pytest.raises(StateError, match=r"rules of FedProx: use fedbe\.nvflare\.fit"):
         update(FLModel(params=to_arrays(START)), "fedprox")
 
 

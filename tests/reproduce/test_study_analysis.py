@@ -196,7 +196,7 @@ def test_missing_foreign_images_are_explained_and_measured_later(
     assert ("fedavg", "own", "purity") not in missing
     assert len(chart.panels) == 2
     text = table.markdown(study, "smoke", table.collect(study, study_runs), missing, [chart])
-    assert "Not run: fedbe / foreign / silhouette: cifar100 is not here." in text
+    assert "fedbe / foreign / silhouette: cifar100 is not here" in text
     assert analysed(study, study_runs, None) == (missing, [chart])  # as with --no-train: kept results, and the reason
     monkeypatch.undo()
     missing, (chart,) = analysed(study, study_runs, pool)

@@ -191,7 +191,7 @@ def test_scaffold_from_the_public_door(network, inputs_for, nearby):
         (torch.rand(12), "single-label classification; got torch.float32"),
         (torch.rand(12, 3).round(), r"got torch.float32 of shape \[12, 3\]"),
         (torch.ones(12, 3, dtype=torch.int64), r"got torch.int64 of shape \[12, 3\]"),
-        (torch.arange(12), "from 0 to 2 for the model's 3 classes, got 0 to 11"),
+        (torch.arange(12), "from 0 to 2 .*got 0 to 11"),
     ],
     ids=["regression", "multi-label", "one-hot", "too-many"],
 )

@@ -162,9 +162,9 @@ class TestDoubles:
         server = FedAvg(module)
         got = server.aggregate(module.state_dict(), [*good, good[1]])
         assert same(got, FedAvg(module).aggregate(module.state_dict(), good))
-        assert [(s.client_id, s.reason) for s in server.info.set_aside] == [
-            (1, "the same update was received again; it counts once")
-        ]
+        (aside,) = server.info.set_aside
+        assert aside.client_id == 1
+        assert "it counts once" in aside.reason
 
     @pytest.mark.parametrize(
         "change",
@@ -251,10 +251,8 @@ class TestIntegers:
         got = server.aggregate(module.state_dict(), [bad, *good])
         assert same(got, clean.aggregate(module.state_dict(), good))
         (aside,) = server.info.set_aside
-        assert (aside.client_id, aside.reason) == (
-            1,
-            "it changed the integers in 'positions', which are not for training",
-        )
+        assert aside.client_id == 1
+        assert "changed the integers in 'positions'" in aside.reason
 
     def test_who_takes_a_name_that_we_give_takes_nobody_along(self, module):
         """Those without an id are called anonymous 1, 2 …"""
@@ -278,7 +276,7 @@ class TestIntegers:
         assert server.aggregate(module.state_dict(), given)["steps"] == 5
         (aside,) = server.info.set_aside
         assert aside.client_id == 2
-        assert aside.reason == "its 'steps' grew by 9.22e+18; 5 is usual, the limit is 1e+06"
+        assert "'steps' grew by 9.22e+18; 5 is usual" in aside.reason
 
     @pytest.mark.parametrize("ratio", [2.0, 1e200])
     @pytest.mark.parametrize(
@@ -515,13 +513,13 @@ def test_the_global_state_must_fit():
     [
         ({"min_clients": 0}, "`min_clients` must be"),
         ({"min_clients": "2"}, "`min_clients` must be"),
-        ({"max_norm_ratio": 1.0}, "`max_norm_ratio` must be a number > 1, got 1.0"),
-        ({"max_norm_ratio": None}, "`max_norm_ratio` must be a number > 1, got None"),
-        ({"max_change": 0.0}, "`max_change` must be a number > 0, got 0.0"),
-        ({"max_share": 0.0}, r"`max_share` must be a number in \(0, 1\], got 0.0"),
-        ({"max_share": 2}, r"`max_share` must be a number in \(0, 1\], got 2"),
-        ({"client_weights": "none"}, "`client_weights` must be 'reported', 'equal' or a number by client id"),
-        ({"client_weights": {0: -1}}, "`client_weights` of client 0: `num_examples` must be a number > 0"),
+        ({"max_norm_ratio": 1.0}, "`max_norm_ratio` .*> 1, got 1.0"),
+        ({"max_norm_ratio": None}, "`max_norm_ratio` .*> 1, got None"),
+        ({"max_change": 0.0}, "`max_change` .*> 0, got 0.0"),
+        ({"max_share": 0.0}, r"`max_share` .*\(0, 1\], got 0.0"),
+        ({"max_share": 2}, r"`max_share` .*\(0, 1\], got 2"),
+        ({"client_weights": "none"}, "`client_weights` must be 'reported', 'equal' or"),
+        ({"client_weights": {0: -1}}, "`client_weights` of client 0: .*> 0"),
     ],
 )
 def test_limits(limits, message):

@@ -56,7 +56,8 @@ class TestServer:
         state = server.aggregate(model.state_dict(), _replies([5] * 9 + [1e15]))
         assert state["weight"].flatten().tolist() == pytest.approx([(36 + 3 * 9) / 12] * 2)  # Σ 0…8 = 36
         (capped,) = server.info.capped
-        assert str(capped) == "client 9 reports 100 % of all examples and counts as 25 %"
+        assert "client 9 reports 100 %" in str(capped)
+        assert "counts as 25 %" in str(capped)
         assert "capped        client 9 reports" in str(server.info)
 
     def test_honest_weights_stay(self, model):

@@ -96,7 +96,7 @@ def test_a_label_out_of_range_is_refused(tmp_path, cifar_binary):
     cifar_binary(tmp_path / "cifar-10-batches-bin", "cifar10")
     path = tmp_path / "cifar-10-batches-bin" / "test_batch.bin"
     path.write_bytes(bytes([10]) + path.read_bytes()[1:])
-    with pytest.raises(DataError, match="labels of 10 classes must be 0 … 9"):
+    with pytest.raises(DataError, match=r"labels of 10 classes .*0 … 9"):
         load_task("cifar10", root=tmp_path)
 
 
