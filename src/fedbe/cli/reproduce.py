@@ -1,6 +1,7 @@
 """`fedbe reproduce`: one command for each table and figure of the paper."""
 
 import sys
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,7 +79,6 @@ def reproduce(
     if train:
         where.warm_up()
     from fedbe.core.compute import resolve_precision
-    from fedbe.experiment import run_folder
     from fedbe.reproduce import table
     from fedbe.reproduce.study_runner import check_runs, plan_study
 
@@ -93,9 +93,8 @@ def reproduce(
     if scale is None and plan.selected:
         _show_cost(plan, chosen_device, yes)
     make_folder(root)
-    for run in plan.selected if device != "auto" else ():
-        if run.exists:
-            run_folder.move_to_device(run.folder, chosen_device)
+    if device != "auto":
+        _move_runs(plan, chosen_device)
     finished, missing, charts = _train_and_analyse(
         study, plan, where.on(chosen_device), precision, chosen_device, quiet
     )
@@ -103,6 +102,19 @@ def reproduce(
     if not finished:
         err.print("stopped, nothing is lost; the same command continues")
         raise typer.Exit(130)
+    _print_results(path, pictures)
+
+
+def _move_runs(plan: "StudyPlan", device: str) -> None:
+    """Continue runs on this device that were begun on another."""
+    from fedbe.experiment import run_folder
+
+    for run in plan.selected:
+        if run.exists:
+            run_folder.move_to_device(run.folder, device)
+
+
+def _print_results(path: Path, pictures: Iterable[Path]) -> None:
     out.print(path.read_text())
     out.print(f"table: {path}")
     for picture in pictures:

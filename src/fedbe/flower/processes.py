@@ -89,24 +89,34 @@ def stop(folder: Path, names: Sequence[str], seconds: float = 10.0) -> list[str]
     """
     running = [name for name in names if _family(folder, name)]
     for name in running:
-        pid = _read_pid_file(folder, name)[0]
-        if running_pid(folder, name) is None or not _signal(os.killpg, pid, signal.SIGTERM):
-            for member in _family(folder, name):
-                _signal(os.kill, member, signal.SIGTERM)
+        _terminate(folder, name)
     deadline = time.monotonic() + seconds
     for name in running:
-        while (left := _settled_family(folder, name)) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        while left and time.monotonic() < deadline + KILL_SECONDS:
-            for member in left:
-                _signal(os.kill, member, signal.SIGKILL)
-            time.sleep(0.02)  # a process ends a moment after the signal
-            left = {member for member in left if _is_alive(member)} or _settled_family(folder, name)
+        _kill_after(deadline, folder, name)
         if child := _children.pop(_read_pid_file(folder, name), None):
             child.wait()
     for name in names:
         (folder / f"{name}.pid").unlink(missing_ok=True)
     return running
+
+
+def _terminate(folder: Path, name: str) -> None:
+    """SIGTERM to a process and its group; to the children one by one if it has ended before them."""
+    pid = _read_pid_file(folder, name)[0]
+    if running_pid(folder, name) is None or not _signal(os.killpg, pid, signal.SIGTERM):
+        for member in _family(folder, name):
+            _signal(os.kill, member, signal.SIGTERM)
+
+
+def _kill_after(deadline: float, folder: Path, name: str) -> None:
+    """Wait for a process and its children until `deadline`, then kill what is left."""
+    while (left := _settled_family(folder, name)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    while left and time.monotonic() < deadline + KILL_SECONDS:
+        for member in left:
+            _signal(os.kill, member, signal.SIGKILL)
+        time.sleep(0.02)  # a process ends a moment after the signal
+        left = {member for member in left if _is_alive(member)} or _settled_family(folder, name)
 
 
 def names(folder: Path) -> list[str]:
@@ -160,16 +170,16 @@ def _family(folder: Path, name: str) -> set[int]:
     Without /proc (macOS) the children are not found. Flower's children end by themselves when their parent has ended.
     """
     mark, pid = _read_pid_file(folder, name)[1], running_pid(folder, name)
-    found = {int(path.name) for path in PROC.glob("[0-9]*") if mark and _has_mark(int(path.name), mark)}
-    return found if pid is None else {pid, *found}
+    marked = {int(path.name) for path in PROC.glob("[0-9]*") if mark and _has_mark(int(path.name), mark)}
+    return marked if pid is None else {pid, *marked}
 
 
 def _settled_family(folder: Path, name: str) -> set[int]:
     """The family. If it seems to be empty, look again: a child that is between fork and exec shows no mark."""
-    if not (found := _family(folder, name)):
+    if not (family := _family(folder, name)):
         time.sleep(EXEC_SECONDS)
-        found = _family(folder, name)
-    return found
+        family = _family(folder, name)
+    return family
 
 
 def _has_mark(pid: int, mark: str) -> bool:
