@@ -334,7 +334,7 @@ def test_a_model_that_does_not_take_channels_last_runs_and_says_so(own: Recipe, 
         folder = play("viewing", "fedbe", recipe=viewing, workers=workers)
     records = run_folder.read_rounds(folder)
     assert [record["server"]["memory_layout"] for record in records] == ["contiguous"] * 2
-    test = run_folder.read_task(folder).test
+    test = data.load_task(run_folder.read_recipe(folder).data.source).test
     again = saved_model.load_trained_model(folder).metrics(test.inputs, test.labels)
     assert again.accuracy == records[-1]["test"]["accuracy"]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedbe
-from fedbe import ModelWarning
+from fedbe import ModelWarning, data
 from fedbe.core.state import Layout
 from fedbe.experiment import run_folder, saved_model
 from fedbe.experiment.executors.process_pool import ProcessPool
@@ -100,14 +100,14 @@ def test_text(recipe, play, source):
     folder = play(source, "fedbe", recipe=recipe(source, "bag"), workers=Serial())
     records = run_folder.read_rounds(folder)
     assert records[-1]["test"]["accuracy"] > 0.5  # three classes
-    test = run_folder.read_task(folder).test
+    test = data.load_task(run_folder.read_recipe(folder).data.source).test
     again = saved_model.load_trained_model(folder).metrics(test.inputs, test.labels)
     assert again.accuracy == records[-1]["test"]["accuracy"]
 
 
 def test_the_vote_of_a_saved_text_model(recipe, play):
     folder = play("votes", "1-ensemble", recipe=recipe("texts", "bag", "training.one_round_epochs=2"), workers=Serial())
-    test = run_folder.read_task(folder).test
+    test = data.load_task(run_folder.read_recipe(folder).data.source).test
     again = saved_model.load_trained_model(folder).metrics(test.inputs, test.labels)
     assert again.accuracy == run_folder.read_rounds(folder)[-1]["test"]["accuracy"]
 
@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_refused(recipe, play, source, model, changes, mess
 
 def test_integers_are_numbers_for_our_own_networks(recipe, play):
     folder = play("mlp", "fedavg", recipe=recipe("token_ids", "bag", "model.name=mlp"), workers=Serial())
-    test = run_folder.read_task(folder).test
+    test = data.load_task(run_folder.read_recipe(folder).data.source).test
     assert saved_model.load_trained_model(folder).predict_proba(test.inputs).shape == (len(test), 3)
 
 

@@ -142,8 +142,8 @@ def stacked(values: Iterable[Any], name: str) -> np.ndarray[Any, Any]:
     arrays = [as_array(value) for value in values]
     shapes = sorted({array.shape for array in arrays})
     if len(shapes) != 1:
-        got = f"{list(shapes[0])} and {list(shapes[1])}" if shapes else "none"
-        raise DataError(f"{name}: all inputs must have one shape, got {got}; resize them first")
+        received = f"{list(shapes[0])} and {list(shapes[1])}" if shapes else "none"
+        raise DataError(f"{name}: all inputs must have one shape, got {received}; resize them first")
     return np.stack(arrays)
 
 

@@ -150,8 +150,8 @@ def is_plain(inputs: Batch) -> bool:
 def are_images(inputs: Batch, what: str = "inputs") -> bool:
     """True for uint8 [N, H, W, C] images, False for float32 [N, D] vectors; a DataError for anything else."""
     if not isinstance(inputs, Tensor) or (inputs.dtype, inputs.dim()) not in ((torch.uint8, 4), (torch.float32, 2)):
-        got = _describe(inputs) if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
-        raise DataError(f"{what} must be uint8 [N, H, W, C] images or float32 [N, D] vectors, got {got}")
+        received = _describe(inputs) if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
+        raise DataError(f"{what} must be uint8 [N, H, W, C] images or float32 [N, D] vectors, got {received}")
     return inputs.dim() == 4
 
 

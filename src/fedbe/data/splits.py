@@ -275,8 +275,8 @@ def _column(
     labels: Tensor, rest: Tensor, clients: int, _: torch.Generator, *, ids: Tensor | None = None
 ) -> Sequence[Tensor]:
     if ids is None or ids.shape != labels.shape[:1]:
-        got = "none" if ids is None else f"shape {list(ids.shape)}"
-        raise DataError(f"the column split needs `ids`, one client id for each of {len(labels)} images, got {got}")
+        received = "none" if ids is None else f"shape {list(ids.shape)}"
+        raise DataError(f"the column split needs `ids`, one client id for each of {len(labels)} images, got {received}")
     distinct = torch.unique(ids)
     if len(distinct) != clients:
         raise SettingError(f"`clients` must be {len(distinct)}, the number of distinct ids, got {clients}")

@@ -25,9 +25,7 @@ from typing import Any
 import tomli_w
 from torch import Tensor
 
-from fedbe import data
 from fedbe.core.files import append_line, locked, make_folder, sync_folder, write_atomic, write_json
-from fedbe.data import Task
 from fedbe.errors import BusyError, FedBEError, RunError, RunWarning
 from fedbe.experiment import checkpoint, provenance
 from fedbe.experiment.recipe import Recipe
@@ -145,11 +143,6 @@ def read_recipe(folder: Path) -> Recipe:
     if not path.is_file():
         raise RunError(f"{folder} is not a run folder, or a damaged one: {RECIPE_FILE} is missing")
     return load_recipe(path)
-
-
-def read_task(folder: Path) -> Task:
-    """Load the data set that the run's recipe names."""
-    return data.load_task(read_recipe(folder).data.source)
 
 
 def read_rounds(folder: Path) -> list[Record]:

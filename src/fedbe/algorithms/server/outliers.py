@@ -79,16 +79,16 @@ class ChangeMeter:
         tensors = {"params": self._params, "buffers": self._buffers}
         with one_thread():
             last = {part: list(pieces(self.previous.fragments(part))) for part in tensors}
-        found: list[dict[str, list[Tensor]]] = [{part: [] for part in tensors} for _ in updates]
+        norms_by_part: list[dict[str, list[Tensor]]] = [{part: [] for part in tensors} for _ in updates]
 
         def watch(part: str, number: int, position: int, piece: Tensor) -> None:
-            found[number][part] += tensors[part].norms_in_piece(position, piece - last[part][position])
+            norms_by_part[number][part] += tensors[part].norms_in_piece(position, piece - last[part][position])
 
         states = [update.state for update in updates]
         mean = weighted_mean(zip(states, weights, strict=True), watch) if states else None
-        return [self._measured(*pair) for pair in zip(updates, found, strict=True)], mean
+        return [self._measured(*pair) for pair in zip(updates, norms_by_part, strict=True)], mean
 
-    def _measured(self, update: Update, found: Mapping[str, list[Tensor]]) -> Measured | StateError:
+    def _measured(self, update: Update, norms: Mapping[str, list[Tensor]]) -> Measured | StateError:
         """The norms of an update, whose parts were measured piece by piece.
 
         SCAFFOLD's extra is measured as c_i⁺ − c_i + c = (x − y_i)/(K η): the client's change in another unit, also for
@@ -96,8 +96,8 @@ class ChangeMeter:
         """
         ours, theirs = update.state.fragments, self.previous.fragments
         try:
-            params = self._params.norms(ours("params"), theirs("params"), "its parameters hold", found["params"])
-            buffers = self._buffers.norms(ours("buffers"), theirs("buffers"), "its buffers hold", found["buffers"])
+            params = self._params.norms(ours("params"), theirs("params"), "its parameters hold", norms["params"])
+            buffers = self._buffers.norms(ours("buffers"), theirs("buffers"), "its buffers hold", norms["buffers"])
             extras = {}
             for name, vector in update.extras.items():
                 known = [-self.memory[name]] if name in self.memory else None
@@ -123,13 +123,13 @@ class _Tensors:
         return self.norms(vector, None, "it holds").maximum(self._sizes.sqrt())
 
     def norms(
-        self, vector: list[Tensor], reference: list[Tensor] | None, what: str, found: list[Tensor] | None = None
+        self, vector: list[Tensor], reference: list[Tensor] | None, what: str, piece_norms: list[Tensor] | None = None
     ) -> Tensor:
         """‖vector_t − reference_t‖ of each tensor t, float64 [tensors]; None is zero. StateError if not finite.
 
-        `found` has the results of `norms_in_piece` for all pieces, if they are known.
+        `piece_norms` has the results of `norms_in_piece` for all pieces, if they are known.
         """
-        norms = self._joined(self._in_pieces(vector, reference) if found is None else found)
+        norms = self._joined(self._in_pieces(vector, reference) if piece_norms is None else piece_norms)
         if not bool(torch.isfinite(norms).all()):  # a value is not finite, or its square is beyond float32
             if not all(bool(torch.isfinite(fragment).all()) for fragment in vector):
                 raise StateError(f"{what} NaN or infinite values")
