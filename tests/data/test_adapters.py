@@ -438,6 +438,17 @@ class TestBombs:
         with pytest.raises(DataError, match="announces 32000000000000 bytes and has 32"):
             load_task(f"npz:{path}")
 
+    def test_labels_that_take_no_space_in_the_file(self, tmp_path):
+        path, file = tmp_path / "empty.npz", io.BytesIO()
+        np.lib.format.write_array_header_1_0(file, {"descr": "<U0", "fortran_order": False, "shape": (20_000_000,)})
+        inputs = io.BytesIO()
+        np.save(inputs, np.zeros((4, 2)))
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("labels.npy", file.getvalue())
+            archive.writestr("inputs.npy", inputs.getvalue())
+        with pytest.raises(DataError, match=r"'labels.npy' has values without bytes \(<U0\)"):
+            load_task(f"npz:{path}")
+
     def test_a_small_png_of_very_many_pixels(self, tmp_path):
         folder = tmp_path / "images" / "a"
         folder.mkdir(parents=True)

@@ -62,7 +62,7 @@ def global_rng(source: torch.Generator, device: torch.device = CPU) -> Iterator[
         source: One draw from it gives the seed.
         device: The generator of this device is seeded, next to the CPU's.
     """
-    seed = int(torch.randint(0, 2**62, (1,), generator=source).item())
+    seed = int(torch.randint(0, 2**62, (1,), generator=source, device=source.device).item())
     with preserved_rng(device):
         torch.default_generator.manual_seed(seed)
         if device != CPU:

@@ -3,6 +3,7 @@
 Each adapter returns a `Dataset`, or a `Task` if the source has a test part.
 """
 
+import math
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from fedbe.data.arrays import (
 )
 from fedbe.data.dataset import Dataset, Task
 from fedbe.data.readers import npz, tables
-from fedbe.data.readers.images import UNREADABLE_IMAGE, eight_bit, is_deep, open_image
+from fedbe.data.readers.images import UNREADABLE_IMAGE, check_set, eight_bit, is_deep, open_image
 from fedbe.errors import DataError, SettingError
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -61,8 +62,12 @@ def _class_folders(path: Path, name: str) -> Dataset:
     files = list(chain.from_iterable(files_by_class))
     if not files:
         raise DataError(f"{path} must have one folder of images for each class, but there are no such images")
-    mode = _common_mode(files)
-    pixels = np.stack([_pixels(file, mode) for file in files])
+    mode, (width, height) = _common_form(files)
+    shape = (len(files), height, width, *((3,) if mode == "RGB" else ()))
+    check_set(files, math.prod(shape), name)
+    pixels = np.empty(shape, np.uint8)
+    for image, file in zip(pixels, files, strict=True):
+        image[...] = _pixels(file, mode)
     labels = torch.arange(len(folders)).repeat_interleave(torch.tensor([len(group) for group in files_by_class]))
     return Dataset(name, as_inputs(pixels, name), labels, tuple(folder.name for folder in folders))
 
@@ -75,8 +80,8 @@ def _image_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
 
 
-def _common_mode(files: Sequence[Path]) -> str:
-    """Pillow's mode for all of these images, "L" or "RGB"; raises if their sizes differ. Decodes no image."""
+def _common_form(files: Sequence[Path]) -> tuple[str, tuple[int, int]]:
+    """Pillow's mode, "L" or "RGB", and the size of these images; raises if sizes differ. Decodes no image."""
     modes, sizes = set(), {}
     for file in files:
         with _opened(file) as image:
@@ -88,7 +93,7 @@ def _common_mode(files: Sequence[Path]) -> str:
             f"all images must have one size, but {file_a} has {size_a[0]} × {size_a[1]} and {file_b} has "
             f"{size_b[0]} × {size_b[1]} pixels; resize them first"
         )
-    return "L" if all(mode in GREY_MODES or is_deep(mode) for mode in modes) else "RGB"
+    return "L" if all(mode in GREY_MODES or is_deep(mode) for mode in modes) else "RGB", next(iter(sizes))
 
 
 @contextmanager
@@ -213,7 +218,7 @@ def _numbers(data: Any, columns: Sequence[str], name: str) -> Any:
     if values.dtype.kind in "US":
         raise DataError(f"{name}: the column '{first}' has texts; tokenize them first (`input_ids`)")
     if values.ndim == 1:
-        return np.hstack([tables.encoded(stacked(data[column], name), column, name) for column in columns])
+        return tables.encoded({column: stacked(data[column], name) for column in columns}, name)
     # Hugging Face gives arrays of bytes as lists of numbers.
     return values.astype(np.uint8) if _value_type(data.features[first]) == "uint8" else values
 

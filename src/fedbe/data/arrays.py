@@ -59,16 +59,17 @@ def _numbered(
     labels: np.ndarray[Any, Any], classes: tuple[str, ...] | None, name: str
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Labels as class indices int64 [N, …], and the class names."""
-    if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels.flat):
-        labels = labels.astype(str)
-    if labels.dtype.kind not in "iubU" or not labels.size:
+    are_texts = labels.dtype.kind == "U" or (
+        labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels.flat)
+    )
+    if not (are_texts or labels.dtype.kind in "iub") or not labels.size:
         raise DataError(
             f"{name}: labels must be integers or texts, one class for each input (single-label classification), "
             f"got {labels.dtype} {list(labels.shape)}"
         )
     if labels.ndim == 2 and labels.shape[1] == 1:  # a column, as Keras stores it
         labels = labels[:, 0]
-    if labels.dtype.kind == "U":
+    if are_texts:  # objects stay objects: NumPy's own texts are all as long as the longest one
         return _from_texts(labels, classes, name)
     if classes is not None:
         return torch.from_numpy(labels.astype(np.int64)), classes

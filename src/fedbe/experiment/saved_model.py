@@ -142,7 +142,9 @@ def load_trained_model(folder: str | Path, device: str = "cpu") -> TrainedModel:
         raise RunError(f"{folder} has no {MODEL_FILE}: it is not a run folder, or the run is not finished ({resume})")
     try:
         header, tensors = read_tensors(path)
+        _check_header(header)
         spec = _spec(Path(folder), header["model"])
+        mean, std = (torch.tensor(header[name], dtype=torch.float32) for name in ("mean", "std"))
         module = _module(spec, tensors, header["members"], header.get("vote", "mean"))
     except FedBEError:
         raise
@@ -156,9 +158,20 @@ def load_trained_model(folder: str | Path, device: str = "cpu") -> TrainedModel:
         module=module.to(Plan(device=device).compute_device(CPU)),
         spec=spec,
         classes=tuple(header["classes"]),
-        mean=torch.tensor(header["mean"]),
-        std=torch.tensor(header["std"]),
+        mean=mean,
+        std=std,
     )
+
+
+def _check_header(header: Mapping[str, Any]) -> None:
+    """A ValueError that says what is wrong with the header of a model file."""
+    if missing := [name for name in ("model", "classes", "mean", "std", "members") if name not in header]:
+        raise ValueError(f"its header has no '{missing[0]}'")
+    classes, members = header["classes"], header["members"]
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise ValueError(f"its `classes` must be a list of names, got {str(classes)[:80]}")
+    if type(members) is not int or members < 1:
+        raise ValueError(f"its `members` must be a whole number >= 1, got {str(members)[:80]}")
 
 
 def _shape(value: Any) -> Shape:
@@ -205,10 +218,26 @@ def load_model(folder: str | Path, *, trust: bool = False) -> nn.Module:
 def _module(spec: ModelSpec, tensors: dict[str, Tensor], members: int, vote: str) -> nn.Module:
     modules = []
     for i in range(members):
+        state = part(f"member{i}.", tensors) if members > 1 else tensors
+        if is_shipped(spec.name):
+            _check_shapes(spec, state)
         module = spec.build(generator(0))
-        module.load_state_dict(part(f"member{i}.", tensors) if members > 1 else tensors)
+        module.load_state_dict(state)
         modules.append(module)
     return (modules[0] if members == 1 else VotingModel(modules, get_vote_rule(vote))).eval()
+
+
+def _check_shapes(spec: ModelSpec, state: Mapping[str, Tensor]) -> None:
+    """A RuntimeError unless the tensors fit the network, before memory is taken for its weights."""
+    source = generator(0)
+    with torch.device("meta"):
+        expected = {name: list(tensor.shape) for name, tensor in spec.build(source).state_dict().items()}
+    received = {name: list(tensor.shape) for name, tensor in state.items()}
+    for name in expected | received:
+        if expected.get(name) != received.get(name):
+            raise RuntimeError(
+                f"'{name}' must be {expected.get(name, 'missing')} and is {received.get(name, 'missing')}"
+            )
 
 
 def check_takes_images(shape: Shape) -> tuple[int, int, int]:

@@ -1,11 +1,13 @@
 """Image files of any kind that Pillow reads."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from fedbe.data import load_task
 from fedbe.data.readers.images import eight_bit
 from fedbe.errors import DataError
 from fedbe.experiment.saved_model import check_takes_images, read_image
@@ -37,3 +39,15 @@ def test_a_damaged_image_is_a_data_error(tmp_path: Path) -> None:
 def test_image_files_have_one_or_three_channels():
     with pytest.raises(DataError, match="takes images of 4 channels"):
         check_takes_images((4, 8, 8))
+
+
+def test_a_set_of_empty_images_is_refused_before_it_is_read(tmp_path):
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        for i in range(2):
+            Image.new("1", (5000, 5000)).save(tmp_path / label / f"{i}.png")
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"4 images of 100,000,000 bytes in files of \d+,\d+, more than 67,108,864"):
+        load_task(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 5e6
+    tracemalloc.stop()

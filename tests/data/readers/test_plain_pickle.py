@@ -1,6 +1,7 @@
 """The test files are built operation by operation, without Python's pickle module."""
 
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -94,6 +95,39 @@ def test_repeated_nested_lists_do_not_cause_endless_work():
     while isinstance(value, list):
         value, depth = value[0], depth + 1
     assert depth == 201
+
+
+@pytest.mark.parametrize("code", [b"B", b"T"], ids=["bytes", "text of Python 2"])
+def test_a_text_that_is_repeated_takes_memory_once(code):
+    content = b"](" + code + struct.pack("<i", 100_000) + b"x" * 100_000 + b"q\x01" + b"h\x01" * 2_000 + b"e."
+    tracemalloc.start()
+    texts = read_plain(content, "x")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert texts == ["x" * 100_000] * 2_001
+    assert most < 2e6
+
+
+def test_arrays_share_data_that_is_repeated():
+    one = array(np.zeros((100, 200), np.uint8))
+    data = text(bytes(20_000))
+    first, again = one.replace(data, data + b"q\x20"), one.replace(data, b"h\x20")
+    tracemalloc.start()
+    arrays = read_plain(b"](" + first + again * 500 + b"e.", "x")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(arrays) == 501
+    assert arrays[-1].shape == (100, 200)
+    assert most < 2e6
+
+
+def test_keys_that_take_forever_to_hash_are_refused():
+    content = b"}K\x01" + b"2\x86" * 60 + b"Ns."  # the key (k, k) of k = (j, j) of …: hashing it takes 2⁶⁰ steps
+    with pytest.raises(DataError, match="operation DUP"):
+        read_plain(content, "x")
+    content = b"}K\x01\x85" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(60)) + b"Ns."
+    with pytest.raises(DataError, match="keys are not texts or numbers"):
+        read_plain(content, "x")
 
 
 def test_a_list_that_contains_itself_is_refused():

@@ -1,4 +1,5 @@
 import importlib.util
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -105,6 +106,68 @@ def test_a_parquet_file_that_is_not_a_table_of_numbers_and_texts(tmp_path, colum
     path = tmp_path / "odd.parquet"
     parquet.write_table(pyarrow.table({"a": column, "label": np.zeros(len(column), np.int8)}), path)
     with pytest.raises(DataError, match=match):
+        tables.read(path)
+
+
+def most_memory(action):
+    """The peak of what Python allocates during the action, in MB."""
+    tracemalloc.start()
+    try:
+        action()
+    except DataError as error:
+        print(error)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return most / 1e6
+
+
+def test_one_long_text_does_not_make_all_rows_long(tmp_path):
+    path = tmp_path / "long.csv"
+    path.write_text("a,b,label\n" + "x" * 120_000 + f",1,{'y' * 120_000}\n" + "b,1,n\n" * 2_000)
+    assert most_memory(lambda: tables.read(path)) < 10  # NumPy's own texts would be 960 MB for each column
+    data = tables.read(path)
+    assert data.inputs[:2].tolist() == [[0, 1, 1], [1, 0, 1]]
+    assert data.labels.sum() == 1
+
+
+def test_a_small_table_of_texts_does_not_become_large(tmp_path):
+    path, columns = tmp_path / "one-hot.csv", 50
+    rows = (",".join(f"a{(r + i) % 100}" for i in range(columns)) for r in range(2_000))
+    path.write_text(",".join(f"c{i}" for i in range(columns)) + ",label\n" + "".join(f"{row},0\n" for row in rows))
+    assert most_memory(lambda: tables.read(path)) < 30
+    with pytest.raises(DataError, match=r"at most 6,\d+,\d+ inputs for its size, got 2,000 rows of 5,000"):
+        tables.read(path)
+
+
+@pytest.mark.parametrize("dictionary", [True, False], ids=["repeated", "compressed"])
+def test_a_small_parquet_file_of_long_texts_does_not_become_large(tmp_path, dictionary):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "long.parquet"
+    columns = {"a": ["x" * 20_000] * 4_000, "label": [0, 1] * 2_000}
+    parquet.write_table(pyarrow.table(columns), path, compression="zstd", use_dictionary=dictionary)
+    before = pyarrow.total_allocated_bytes()
+    if dictionary:
+        assert most_memory(lambda: tables.read(path)) < 10
+        assert tables.read(path).inputs.tolist() == [[1.0]] * 4_000
+        assert pyarrow.total_allocated_bytes() - before < 10e6
+    else:
+        with pytest.raises(DataError, match=r"must unpack to at most 33,554,432 bytes for its size, got 80,\d+,\d+"):
+            tables.read(path)
+
+
+def test_categories_of_a_parquet_file(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "categories.parquet"
+    columns = {name: pyarrow.array(values).dictionary_encode() for name, values in COLUMNS.items()}
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=3)
+    data = tables.read(type(path)(f"{path}?label=sick"))
+    assert data.inputs.tolist() == [[30, 1, 0], [40, 0, 1], [50, 1, 0], [60.5, 0, 1]]
+    parquet.write_table(pyarrow.table({"a": pyarrow.array(["x", None]).dictionary_encode(), "label": [0, 1]}), path)
+    with pytest.raises(DataError, match="string with missing values"):
         tables.read(path)
 
 

@@ -21,9 +21,11 @@ MAX_BYTES = 4 << 30  # Tiny-ImageNet has 0.3 GB, CIFAR 0.2 GB
 MAX_RATIO = 200  # unpacked bytes per packed byte; images reach 2, text 20
 FREE_BYTES = 16 << 20  # below this any ratio is accepted: a tar of a few small files is mostly zeros
 
-# RuntimeError is a zip with a password, or with a compression that Python does not support.
+# RuntimeError is a zip with a password, or with a compression that Python does not support; MemoryError an xz whose
+# header asks for gigabytes.
 BROKEN = (
-    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, RuntimeError
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, RuntimeError,
+    MemoryError,
 )  # fmt: skip
 COMPRESSED: dict[bytes, Callable[[Path, str], Any]] = {  # by the first bytes of the file
     b"\x1f\x8b": gzip.open,

@@ -1,16 +1,21 @@
 """Helpers for image files of any kind that Pillow reads."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 from PIL import Image
 
+from fedbe.errors import DataError
+
 # What Pillow raises for a file that is not an image, is truncated or is damaged.
 UNREADABLE_IMAGE = (
     OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning
 )  # fmt: skip
 MAX_PIXELS = 50_000_000  # of one image: larger ones are photographs to be resized first, or bombs
+MAX_BYTES_RATIO = 200  # bytes of pixels for each byte of the files of a set; photographs reach 100, drawings 50
+FREE_BYTES = 64 << 20  # so many are always read
 
 
 def open_image(source: Path | IO[bytes]) -> Image.Image:
@@ -21,6 +26,17 @@ def open_image(source: Path | IO[bytes]) -> Image.Image:
         image.close()
         raise ValueError(f"{width} × {height} pixels are more than {MAX_PIXELS}")
     return image
+
+
+def check_set(files: Sequence[Path], pixel_bytes: int, name: str) -> None:
+    """Refuse a set of images whose pixels need far more memory than its files: empty images take no space in them."""
+    file_bytes = sum(file.stat().st_size for file in files)
+    limit = max(FREE_BYTES, MAX_BYTES_RATIO * file_bytes)
+    if pixel_bytes > limit:
+        raise DataError(
+            f"{name} has {len(files)} images of {pixel_bytes:,} bytes in files of {file_bytes:,}, more than {limit:,}: "
+            "this looks like a bomb; resize the images"
+        )
 
 
 def is_deep(mode: str) -> bool:

@@ -41,9 +41,11 @@ def parse(content: bytes, name: str) -> np.ndarray[Any, Any]:
     if dtype.hasobject:
         raise ValueError(f"'{name}' has Python objects, which are not read")
     start, count = stream.tell(), math.prod(shape)
+    if not dtype.itemsize:  # any number of these takes no space in the file
+        raise ValueError(f"'{name}' has values without bytes ({dtype}), which are not read")
     if min(shape, default=0) < 0 or count * dtype.itemsize != len(content) - start:
         raise ValueError(f"'{name}' announces {count * dtype.itemsize} bytes and has {len(content) - start}")
-    if not count or not dtype.itemsize:
+    if not count:
         return np.zeros(shape, dtype)
     flat = np.frombuffer(content, dtype, count, start)
     return flat.reshape(shape, order="F" if fortran_order else "C").copy()

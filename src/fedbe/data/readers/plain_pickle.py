@@ -17,9 +17,9 @@ RECONSTRUCT = {"numpy.core.multiarray _reconstruct", "numpy._core.multiarray _re
 GLOBALS = {*RECONSTRUCT, "numpy ndarray", "numpy dtype"}
 PLAIN = {
     "BININT", "BININT1", "BININT2", "LONG1", "INT",
-    "SHORT_BINSTRING", "BINSTRING", "SHORT_BINBYTES", "BINBYTES",
-    "BINUNICODE", "SHORT_BINUNICODE",
+    "SHORT_BINBYTES", "BINBYTES", "BINUNICODE", "SHORT_BINUNICODE",
 }  # fmt: skip
+PYTHON_2_TEXTS = {"SHORT_BINSTRING", "BINSTRING"}  # bytes: the data of an array is a view of them, never a copy
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 IGNORED = {"PROTO", "FRAME"}
 MARK = object()
@@ -66,7 +66,9 @@ def _run(content: bytes) -> Any:
         code = operation.name
         if code == "STOP":
             return machine.stack.pop()
-        if code in PLAIN:
+        if code in PYTHON_2_TEXTS:
+            machine.stack.append(str(argument).encode("latin-1"))
+        elif code in PLAIN:
             machine.stack.append(argument)
         elif code in CONSTANTS:
             machine.stack.append(CONSTANTS[code])
@@ -102,7 +104,10 @@ class _Machine:
         self.stack[-1].extend(values)
 
     def update_dict(self, keys_and_values: list[Any]) -> None:
-        self.stack[-1].update(zip(keys_and_values[::2], keys_and_values[1::2], strict=True))
+        keys = keys_and_values[::2]
+        if not all(isinstance(key, str | bytes | int) for key in keys):  # to hash nested tuples can take forever
+            raise DataError("it has a dict whose keys are not texts or numbers")
+        self.stack[-1].update(zip(keys, keys_and_values[1::2], strict=True))
 
     def push_global(self, name: str) -> None:
         if name not in GLOBALS:
@@ -160,25 +165,24 @@ def _set_state(target: Any, state: Any) -> None:
     _, shape, dtype, fortran, data = state
     if not isinstance(dtype, _Dtype):
         raise DataError("it has an array of another type than bytes")
-    raw = data.encode("latin-1") if isinstance(data, str) else data
-    target.value = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
+    target.value = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
 def _finished(value: Any, done: dict[int, Any]) -> Any:
     """The value with arrays instead of `_Array`s, lists instead of tuples, and texts instead of byte strings.
 
-    `done` has the finished containers by identity. A container that the file uses many times is finished once, so a
-    small file of nested, repeated lists cannot cause endless work.
+    `done` has the finished values by identity. A container or text that the file uses many times is finished once, so
+    a small file that repeats a large one cannot cause endless work or fill the memory.
     """
     if value is MARK:
         raise DataError("it has a list without an end")
-    if isinstance(value, dict | list | tuple):
+    if isinstance(value, dict | list | tuple | bytes):
         if id(value) not in done:
-            if isinstance(value, dict):
+            if isinstance(value, bytes):
+                done[id(value)] = value.decode("latin-1")
+            elif isinstance(value, dict):
                 done[id(value)] = {_finished(key, done): _finished(part, done) for key, part in value.items()}
             else:
                 done[id(value)] = [_finished(part, done) for part in value]
         return done[id(value)]
-    if isinstance(value, _Array):
-        return value.value
-    return value.decode("latin-1") if isinstance(value, bytes) else value
+    return value.value if isinstance(value, _Array) else value

@@ -24,6 +24,7 @@ CLIENTS = ("client_id", "client")
 MAX_CELLS = 2**29  # values of a Parquet file: 4 GiB as float64
 MAX_CELLS_RATIO = 100  # values for each byte of the file; real tables have fewer than 8
 FREE_CELLS = 2**22  # so many are always read: 32 MiB
+MAX_WIDTH_RATIO = 16  # inputs for each byte of a CSV file, texts one-hot; real tables have fewer than 4
 MAX_CATEGORIES = 100  # distinct texts in one column; more are a mistake (names, ids)
 
 Columns = dict[str, NDArray[Any]]
@@ -63,11 +64,13 @@ def read(path: Path) -> Dataset:
             f"{path} must have a column called {', '.join(LABELS)}, or name it: {path}?label=COLUMN; "
             f"it has {', '.join(list(columns)[:10])}"
         )
-    inputs = [encoded(column, name, path) for name, column in columns.items() if name not in (label, client)]
+    inputs = {name: column for name, column in columns.items() if name not in (label, client)}
     if not inputs:
         raise DataError(f"{path} must have a column of inputs next to the label '{label}'")
     ids = None if client is None else columns[client]
-    return from_arrays(path.stem, np.hstack(inputs).astype(np.float32), _labels(columns[label]), client_ids=ids)
+    ratio = MAX_CELLS_RATIO if path.suffix == ".parquet" else MAX_WIDTH_RATIO
+    matrix = encoded(inputs, path, max_cells(path.stat().st_size, ratio))
+    return from_arrays(path.stem, matrix, _labels(columns[label]), client_ids=ids)
 
 
 def _column(columns: Columns, wanted: str | None, usual: Sequence[str], what: str, path: Path) -> str | None:
@@ -82,21 +85,47 @@ def _labels(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(np.int64) if is_whole else values
 
 
-def encoded(values: NDArray[Any], name: str, path: Path | str) -> NDArray[np.float32]:
-    """The column as numbers [N, 1]; texts as one column for each distinct text [N, K], in sorted order."""
-    if values.dtype.kind in "biuf":
-        if not np.isfinite(values.astype(np.float64)).all():
+def encoded(columns: Columns, path: Path | str, limit: int = MAX_CELLS) -> NDArray[np.float32]:
+    """All columns side by side [N, D]: numbers as they are, one input for each distinct text, in sorted order.
+
+    Args:
+        columns: Columns of one length, by name.
+        path: The name for messages.
+        limit: How many values the result may have.
+    """
+    categories = {name: _categories(values, name, path) for name, values in columns.items() if _is_text(values)}
+    rows, width = len(next(iter(columns.values()))), sum(len(categories.get(name, "1")) for name in columns)
+    if rows * width > limit:
+        raise DataError(
+            f"{path} must have at most {limit:,} inputs for its size, got {rows:,} rows of {width:,}: texts have one "
+            "input for each distinct text, so turn them into numbers"
+        )
+    matrix, at = np.zeros((rows, width), np.float32), 0
+    for name, values in columns.items():
+        if name in categories:
+            number = {text: at + i for i, text in enumerate(categories[name])}
+            matrix[np.arange(rows), [number[str(text)] for text in values]] = 1
+        elif np.isfinite(values.astype(np.float64)).all():
+            matrix[:, at] = values
+        else:
             raise DataError(f"{path}: the column '{name}' has missing or infinite values; fill or remove these rows")
-        return values.astype(np.float32)[:, None]
-    texts = values.astype(str)
-    categories = np.unique(texts)
+        at += len(categories.get(name, "1"))
+    return matrix
+
+
+def _is_text(values: NDArray[Any]) -> bool:
+    return values.dtype.kind not in "biuf"
+
+
+def _categories(values: NDArray[Any], name: str, path: Path | str) -> list[str]:
+    """The distinct texts, sorted."""
+    categories = sorted({str(text) for text in values})
     if len(categories) > MAX_CATEGORIES:
         raise DataError(
             f"{path}: the column '{name}' has {len(categories)} distinct texts, more than {MAX_CATEGORIES}: "
             "remove it, or turn it into numbers"
         )
-    encoded: NDArray[np.float32] = (texts[:, None] == categories[None]).astype(np.float32)
-    return encoded
+    return categories
 
 
 def _read_csv(path: Path) -> Columns:
@@ -121,22 +150,30 @@ def _typed(column: Sequence[str]) -> NDArray[Any]:
     try:
         return np.array([float(value) if value.strip() else np.nan for value in column])
     except ValueError:
-        return np.array(column)
+        return _objects(column)
+
+
+def _objects(texts: Sequence[str]) -> NDArray[Any]:
+    """Texts as objects: in an array of NumPy's own texts, each would need the memory of the longest one."""
+    values = np.empty(len(texts), dtype=object)
+    values[:] = texts
+    return values
 
 
 def _read_parquet(path: Path) -> Columns:
     try:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import ArrowException, parquet, types
     except ImportError as problem:
         raise ExtraError("Parquet files need pyarrow: pip install 'fedbe[parquet]'") from problem
     try:
         with parquet.ParquetFile(path) as file:
-            cells, limit = file.metadata.num_rows * file.metadata.num_columns, max_cells(path.stat().st_size)
-            if cells > limit:
-                raise DataError(f"{path} must have at most {limit:,} values for its size, got {cells:,}")
+            _check_size(file.metadata, path)
+            texts = [field.name for field in file.schema_arrow if types.is_string(field.type)]
+        # As a dictionary, a text that is repeated needs memory once.
+        with parquet.ParquetFile(path, read_dictionary=texts) as file:
             table = file.read()
         names = table.column_names
-        columns = {name: column.to_numpy() for name, column in zip(names, table.columns, strict=True)}
+        columns = {name: _values(column) for name, column in zip(names, table.columns, strict=True)}
     except (ArrowException, OSError, UnicodeDecodeError) as problem:  # the last one: a damaged name of a column
         raise DataError(f"{path} is not a Parquet file ({problem})") from problem
     if len(columns) < len(names):
@@ -145,11 +182,35 @@ def _read_parquet(path: Path) -> Columns:
         is_text = column.dtype.kind == "O" and all(isinstance(value, str) for value in column)
         if not (is_text or column.dtype.kind in "biuf"):
             missing = " with missing values" if table[name].null_count else ""
-            received = f"{table[name].type}{missing}"
+            kind = table[name].type
+            received = f"{kind.value_type if types.is_dictionary(kind) else kind}{missing}"
             raise DataError(f"{path}: the column '{name}' must have numbers or texts only, got {received}")
     return columns
 
 
-def max_cells(file_bytes: int) -> int:
-    """How many values a Parquet file of this size may have: a column that repeats one value takes no space in it."""
-    return min(MAX_CELLS, max(FREE_CELLS, MAX_CELLS_RATIO * file_bytes))
+def _check_size(metadata: Any, path: Path) -> None:
+    """Refuse a Parquet file that has, or unpacks to, far more than its size: repeated values take no space in it."""
+    limit = max_cells(path.stat().st_size)
+    cells = metadata.num_rows * metadata.num_columns
+    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+    unpacked = sum(group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns))
+    if cells > limit:
+        raise DataError(f"{path} must have at most {limit:,} values for its size, got {cells:,}")
+    if unpacked > 8 * limit:
+        raise DataError(f"{path} must unpack to at most {8 * limit:,} bytes for its size, got {unpacked:,}")
+
+
+def _values(column: Any) -> NDArray[Any]:
+    """A column of a Parquet file. Rows with the same text share one object."""
+    if not any(hasattr(chunk, "dictionary") for chunk in column.chunks):
+        values: NDArray[Any] = column.to_numpy()
+        return values
+    if column.null_count:
+        return np.array([None])
+    entries = [(chunk.dictionary.to_numpy(zero_copy_only=False), chunk.indices) for chunk in column.chunks]
+    return np.concatenate([texts[indices.to_numpy(zero_copy_only=False)] for texts, indices in entries])
+
+
+def max_cells(file_bytes: int, ratio: int = MAX_CELLS_RATIO) -> int:
+    """How many values a table of this size may have."""
+    return min(MAX_CELLS, max(FREE_CELLS, ratio * file_bytes))

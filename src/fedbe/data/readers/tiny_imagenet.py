@@ -71,10 +71,9 @@ def _is_image(file: str, folder: str) -> bool:
 
 def _pixels(content: bytes, path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     try:
-        # Some images are grey; convert gives them three channels.
-        pixels = np.asarray(open_image(BytesIO(content)).convert("RGB"))
+        image = open_image(BytesIO(content))
+        if image.size == (SIDE, SIDE):
+            return np.asarray(image.convert("RGB"))  # some images are grey; this gives them three channels
     except UNREADABLE_IMAGE as problem:
         raise DataError(f"{path} is not a readable image ({problem}); download the data set again") from problem
-    if pixels.shape != (SIDE, SIDE, 3):
-        raise DataError(f"{path} must have {SIDE} × {SIDE} pixels, got {pixels.shape[1]} × {pixels.shape[0]}")
-    return pixels
+    raise DataError(f"{path} must have {SIDE} × {SIDE} pixels, got {image.size[0]} × {image.size[1]}")
