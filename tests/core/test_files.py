@@ -67,6 +67,14 @@ class TestLinks:
         assert (tmp_path / "a.bin").read_bytes() == b"new"
         assert not (tmp_path / "a.bin").is_symlink()
 
+    def test_an_appended_line_does_not_follow_one(self, tmp_path):
+        victim = tmp_path / "victim"
+        victim.write_text("precious")
+        (tmp_path / "rounds.jsonl").symlink_to(victim)
+        with pytest.raises(RunError, match="cannot write"):
+            append_line(tmp_path / "rounds.jsonl", {"round": 1})
+        assert victim.read_text() == "precious"
+
     def test_a_lock_does_not_follow_one(self, tmp_path):
         victim = tmp_path / "victim"
         victim.write_text("precious")

@@ -1,7 +1,9 @@
 """Functions of the user, named as module:function."""
 
 import hashlib
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +70,38 @@ def test_an_environment_in_the_project_is_not_the_project(tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(packages)
     with pytest.raises(DataError, match="would run code from"):
         load_function("others_module:f", DataError)
+
+
+@pytest.mark.parametrize("folder", ["/", str(Path(os.__file__).parents[1]), str(Path(os.__file__).parent)])
+@pytest.mark.parametrize("path", ["os:system", "shutil:rmtree", "torch.hub:load"])
+def test_python_s_own_modules_are_never_the_project(folder, path, monkeypatch):
+    """The current directory may be above the interpreter, as in a container that works in `/`."""
+    monkeypatch.chdir(folder)
+    with pytest.raises(DataError, match=f"'{path}' would run code from .* give --trust"):
+        load_function(path, DataError)
+
+
+@pytest.mark.parametrize("name", ["run", "system", "part", "Path", "caller"])
+def test_what_a_module_has_imported_is_not_its_own(name, tmp_path, monkeypatch):
+    lines = (
+        "import functools, os, operator", "from subprocess import run", "from os import system",
+        "from pathlib import Path", "part = functools.partial(run, 'id')", "caller = operator.methodcaller('x')",
+    )  # fmt: skip
+    (tmp_path / "users_module.py").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=f"'users_module:{name}' is code of '.*write a function there .* --trust"):
+        load_function(f"users_module:{name}", DataError)
+    monkeypatch.setattr(plugins, "trusts_all", True)
+    assert callable(load_function(f"users_module:{name}", DataError))
+
+
+def test_decorated_functions_classes_and_their_instances_are_its_own(tmp_path):
+    lines = (
+        "import functools, torch", "@torch.no_grad()", "def a(): return 1", "@functools.cache", "def b(): return 1",
+        "class C:", "    def __call__(self): return 1", "d = C()", "e = d.__call__", "f = functools.partial(b)",
+    )  # fmt: skip
+    (tmp_path / "users_module.py").write_text("\n".join(lines))
+    assert [call_function(f"users_module:{name}", DataError) for name in "abdef"] == [1] * 5
+    assert callable(load_function("users_module:C", DataError))
 
 
 def test_the_digest_is_that_of_the_source_file():

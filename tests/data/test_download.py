@@ -120,6 +120,16 @@ def test_a_partial_file_of_an_earlier_run_is_resumed(tmp_path, server):
     assert server.asked == ["bytes=1000000-"]
 
 
+def test_a_partial_file_that_is_a_link_is_not_written_through(tmp_path, server):
+    server.files["f"] = BODY
+    victim, part = tmp_path / "victim", tmp_path / "f.part"
+    victim.write_bytes(BODY[:1000])
+    part.symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        download.resume_download(server.url("f"), part, lambda *_: None)
+    assert victim.read_bytes() == BODY[:1000]
+
+
 def test_without_ranges_the_download_starts_again(tmp_path, server):
     server.files["f"], server.ranges = BODY, False
     part = tmp_path / "f.part"

@@ -409,6 +409,41 @@ def test_a_damaged_line_is_an_error(tmp_path: Path, line: bytes) -> None:
         run_folder.read_rounds(tmp_path)
 
 
+def test_a_damaged_line_says_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n{"round": 2, "seconds": {"round": null}}\n')
+    with pytest.raises(RunError) as error:
+        run_folder.read_rounds(tmp_path)
+    assert str(error.value) == (
+        f"line 2 of {tmp_path}/rounds.jsonl is damaged (`seconds.round` must be a finite number, got None): "
+        "restore the file, or start a new run"
+    )
+
+
+INFO = {"method": "fedavg", "seed": 0, "precision": "float32", "made_with": {}, "created": "now"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"final": []}, "`final` must be a table"),
+        ({"final": {"accuracy": 10**400}}, "`final.accuracy` must be a finite number"),
+        ({"finished": 3}, "`finished` must be a text"),
+        ({"finished": "now"}, "a finished run must have a final accuracy"),
+        ({"seed": 10**400}, "`seed` must be a whole number of 64 bits"),
+        ({"made_with": {"torch": None}}, "`made_with.torch` must be a text, got None"),
+        ({"device": "\ud800"}, "surrogates not allowed"),
+    ],
+)
+def test_a_damaged_info_says_what_is_wrong(tmp_path: Path, changes: dict[str, Any], message: str | None) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({**INFO, **changes}))
+    if message is None:
+        assert run_folder.read_info(tmp_path).method == "fedavg"
+        return
+    with pytest.raises(RunError, match=rf"run\.json cannot be read: .*{message}"):
+        run_folder.read_info(tmp_path)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -419,6 +454,19 @@ def test_a_damaged_line_is_an_error(tmp_path: Path, line: bytes) -> None:
         '{"round": 1, "seconds": []}',
         '{"round": 1, "server": 3}',
         '{"round": 1, "set_aside": [4]}',
+        '{"round": 1, "set_aside": [{"client": [], "reason": "x"}]}',
+        '{"round": 1, "seconds": {"round": null}}',
+        '{"round": 1, "memory_mb": {"train": NaN}}',
+        '{"round": 1, "bytes": {"up": 1%s}}' % ("0" * 400),
+        '{"round": 1, "test": {"accuracy": 1%s}}' % ("0" * 400),
+        '{"round": 1, "test": {"ece": 1e308}}',
+        '{"round": 1, "test": {"accuracy": NaN}}',
+        '{"round": 1, "test_clients": {"client 0": 3}}',
+        '{"round": 1, "server": {"gate": []}}',
+        '{"round": 1, "server": {"gate": {"student": "x"}}}',
+        '{"round": 1, "server": {"members": {"a": []}}}',
+        '{"round": 1, "capped": [3]}',
+        '{"round": 1, "lr": "\\ud800"}',
         "[" * 9999,
     ],
 )

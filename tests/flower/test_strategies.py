@@ -823,9 +823,10 @@ def test_a_folder_belongs_to_one_run(local_grid, tmp_path):
         resume(FedAvg(model=Net, folder=tmp_path, seed=1, **QUIET), grid, arrays(), 2)
     with pytest.raises(RunError, match="method was fedavg"):
         resume(FedAvgM(model=Net, folder=tmp_path, **QUIET), grid, arrays(), 2)
-    (tmp_path / "report.json").write_text("{")
-    with pytest.raises(RunError, match=r"report\.json is damaged"):
-        resume(FedAvg(model=Net, folder=tmp_path, **QUIET), grid, arrays(), 2)
+    for damaged in ("{", "[]", '{"train": 3}', '{"train": {"\u00b2": {}}}', '{"train": {"%s": {}}}' % ("9" * 5000)):
+        (tmp_path / "report.json").write_text(damaged)
+        with pytest.raises(RunError, match=r"report\.json is damaged"):
+            resume(FedAvg(model=Net, folder=tmp_path, **QUIET), grid, arrays(), 2)
 
 
 class StoppedError(Exception):

@@ -6,9 +6,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from fedbe.errors import BusyError, FedBEError, RunError
+
+
+def open_no_follow(path: Path, mode: Literal["ab", "wb"]) -> IO[bytes]:
+    """Open a file for writing at its end, or from its start. A link of that name is an OSError, not written through."""
+    start = os.O_APPEND if mode == "ab" else os.O_TRUNC
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | start, 0o666), mode)
 
 
 def write_synced(path: Path, content: bytes) -> None:
@@ -81,7 +87,7 @@ def append_line(path: Path, value: Any) -> None:
     """Append one JSON line and wait until it is on the disk."""
     try:
         is_new = not path.exists()
-        with path.open("ab") as file:
+        with open_no_follow(path, "ab") as file:
             write_and_sync(file, (json.dumps(value) + "\n").encode())
         if is_new:
             sync_folder(path.parent)

@@ -4,12 +4,14 @@ A recipe is a text file that anybody may have written, and module:function can n
 modules below the current directory are imported, unless the user trusts the file (`--trust`, `trust()`).
 """
 
+import functools
 import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
 import os
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,8 @@ def trust() -> None:
 def load_function(path: str, error: type[FedBEError]) -> Callable[..., Any]:
     """Import the function that `path` names as module:function, or raise an `error`.
 
-    Modules in the current directory can be imported, as with `python -m`; others only after `trust()`.
+    Modules in the current directory can be imported, as with `python -m`; others only after `trust()`. The function
+    itself must be defined there, too: a module may have imported others from anywhere.
     """
     module, _, name = path.partition(":")
     folder = os.getcwd()  # noqa: PTH109
@@ -42,6 +45,8 @@ def load_function(path: str, error: type[FedBEError]) -> Callable[..., Any]:
         raise error(f"'{path}' must name a function as module:function, but {problem}") from problem
     if not callable(function):
         raise error(f"'{path}' must name a function as module:function, but is a {type(function).__name__}")
+    if not trusts_all:
+        _check_own(path, function, Path(folder).resolve(), error)
     return function  # type: ignore[no-any-return]
 
 
@@ -64,10 +69,34 @@ def _check_local(path: str, package: str, folder: Path, error: type[FedBEError])
         )
 
 
+def _check_own(path: str, function: Any, folder: Path, error: type[FedBEError]) -> None:
+    """Refuse a function that a module of the project has only imported, such as `run` of subprocess."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    owner = function if hasattr(function, "__qualname__") else type(function)
+    file = getattr(sys.modules.get(owner.__module__), "__file__", None)
+    if file is None or not _is_project_file(Path(file).resolve(), folder):
+        raise error(
+            f"'{path}' is code of '{owner.__module__}', which is not below the current directory: write a function "
+            "there that calls it, or give --trust if you trust who named it"
+        )
+
+
 def _is_project_file(file: Path, folder: Path) -> bool:
-    """Whether a file is the project's own: below its folder, and not in an environment with packages of others."""
+    """Whether a file is the project's own: below its folder, and not Python's own or installed, wherever that is."""
     installed = {"site-packages", "dist-packages"}
-    return file.is_relative_to(folder) and not installed.intersection(file.parts)
+    return (
+        file.is_relative_to(folder)
+        and not installed.intersection(file.parts)
+        and not any(file.is_relative_to(python) for python in _python_folders())
+    )
+
+
+@functools.cache
+def _python_folders() -> tuple[Path, ...]:
+    """Where Python's own modules and installed packages are: often below `/` or the home folder."""
+    paths = sysconfig.get_paths()
+    return tuple({Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def call_function(path: str, error: type[FedBEError], **arguments: Any) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from fedbe.core.files import make_folder, write_synced
+from fedbe.core.files import make_folder, open_no_follow, write_synced
 from fedbe.data import apt_download, npm_download
 from fedbe.data.catalogue import DATASETS, DatasetInfo, Remote, data_root
 from fedbe.data.readers.archives import read_by_name
@@ -169,7 +169,7 @@ def _connect(url: str, part: Path, progress: Progress) -> bool:
             done = 0
         length = response.headers.get("Content-Length")
         total = done + int(length) if length else 0
-        with part.open("ab" if done else "wb") as out:
+        with open_no_follow(part, "ab" if done else "wb") as out:
             while block := response.read(BLOCK):
                 out.write(block)
                 done += len(block)

@@ -41,11 +41,11 @@ class ClientCache:
             return None
         try:
             header, tensors = read_tensors(self._path(job))
-        except UNREADABLE:
+            loss, steps, seconds = float(header["loss"]), int(header["steps"]), float(header["seconds"])
+            state = model_of("model", tensors)
+        except (*UNREADABLE, OverflowError):
             return None
-        extras, memory = part("extras/", tensors), part("memory/", tensors)
-        trained = Trained(model_of("model", tensors), extras, memory, header["loss"], header["steps"])
-        return trained, header["seconds"]
+        return Trained(state, part("extras/", tensors), part("memory/", tensors), loss, steps), seconds
 
     def save(self, job: TrainJob, trained: Trained, seconds: float) -> None:
         """Write the result of a job. Failures are ignored: the run continues, and its checkpoint reports them."""

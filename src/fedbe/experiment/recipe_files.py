@@ -50,7 +50,7 @@ def load_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
         raise RecipeError(f"no recipe '{source}': {nearest(str(source), available_recipes())} or give a TOML file")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a ValueError is also wrong UTF-8, or a number of 5,000 digits
         raise RecipeError(f"{path} is not valid TOML: {error}") from error
     values.setdefault("name", path.stem)
     return _recipe(values, changes, str(source))
@@ -149,7 +149,7 @@ def _value(text: str) -> Any:
     """Parse a TOML value. Other text is taken as a string, so that names need no quotes."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -9,6 +9,7 @@ FOLDER/nodes.json                 only if there were too few nodes: how many are
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -116,9 +117,10 @@ class RunRecorder:
         try:
             report = dict(json.loads(path.read_text())) if path.exists() else {}
             kinds: dict[str, dict[str, Any]] = {kind: dict(report.get(kind, {})) for kind in METRIC_KINDS}
-            if not all(number.isdigit() for by_round in kinds.values() for number in by_round):
+            if not all(re.fullmatch("[0-9]{1,9}", number) for by_round in kinds.values() for number in by_round):
                 raise ValueError("rounds must be whole numbers")
-        except (ValueError, TypeError, RecursionError) as error:
+            json.dumps(report, ensure_ascii=False).encode()  # half a surrogate pair cannot be written or printed
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise RunError(
                 f"{path} is damaged: restore it from a copy, or remove it and lose earlier metrics"
             ) from error

@@ -30,6 +30,7 @@ from fedbe.errors import BusyError, FedBEError, RunError, RunWarning
 from fedbe.experiment import checkpoint, provenance
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import dump_recipe, load_recipe
+from fedbe.experiment.records import check_info, check_record
 from fedbe.experiment.tensor_files import UNREADABLE, read_tensors, write_tensors
 
 Record = dict[str, Any]  # one line of rounds.jsonl
@@ -38,7 +39,6 @@ INFO_FILE = "run.json"
 MODEL_FILE = "model.safetensors"
 RECIPE_FILE = "recipe.toml"
 ROUNDS_FILE = "rounds.jsonl"
-MEASUREMENTS = ("test", "test_average", "test_ensemble", "seconds", "memory_mb", "bytes")  # numbers, in a record
 
 
 @dataclass(frozen=True)
@@ -121,15 +121,7 @@ def read_info(folder: Path) -> RunInfo:
     path = folder / INFO_FILE
     try:
         info = RunInfo(**json.loads(path.read_text(encoding="utf-8")))
-        if not isinstance(info.made_with, dict) or not all(isinstance(v, str) for v in info.made_with.values()):
-            raise TypeError("made_with must be a table of texts")
-        if type(info.seed) is not int or not all(
-            isinstance(text, str) for text in (info.method, info.precision, info.device)
-        ):
-            raise TypeError("method, precision and device must be texts, and seed a whole number")
-        if info.finished is not None and "accuracy" not in (info.final or {}):
-            raise TypeError("a finished run must have a final accuracy")
-        check_numbers(info.final or {})
+        check_info(vars(info))
         return info
     except FileNotFoundError:
         raise RunError(f"{folder} is not a run folder: {INFO_FILE} is missing") from None
@@ -158,33 +150,16 @@ def read_rounds(folder: Path) -> list[Record]:
             continue
         try:
             record = json.loads(line)
-            _check_record(record)
+            check_record(record)
             records.append(record)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines) and (not line.endswith(b"\n") or b"\0" in line):
                 break
-            raise RunError(f"line {number} of {path} is damaged: restore the file, or start a new run") from error
+            reason = f"{error}"[:200]
+            raise RunError(
+                f"line {number} of {path} is damaged ({reason}): restore the file, or start a new run"
+            ) from error
     return records
-
-
-def _check_record(record: Record) -> None:
-    """Raise a TypeError unless a line has the form that reports rely on."""
-    if type(record["round"]) is not int or not 1 <= record["round"] < 10**9:
-        raise TypeError("`round` must be a whole number")
-    for name in MEASUREMENTS:
-        check_numbers(record.get(name, {}))
-    if not all(isinstance(part, dict) for part in (record.get("server", {}), record.get("test_clients", {}))):
-        raise TypeError("`server` and `test_clients` must be tables")
-    for aside in record.get("set_aside", []):
-        _ = aside["client"], aside["reason"]
-
-
-def check_numbers(table: Mapping[str, Any]) -> None:
-    """Raise a TypeError unless a table has only numbers, or null where there is none."""
-    if not all(value is None or type(value) in (int, float) for value in table.values()):
-        raise TypeError("a measurement must be a number")
-    if "accuracy" in table and table["accuracy"] is None:
-        raise TypeError("an accuracy must be a number")
 
 
 def append_round(folder: Path, record: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fedbe.core.files import write_json
+from fedbe.core.files import open_no_follow, write_json
 from fedbe.errors import ExtraError, RunError
 
 MARK = "FEDBE_PROCESS"
@@ -40,7 +40,7 @@ def start(folder: Path, name: str, command: Sequence[str], environment: Mapping[
     """
     stop(folder, [name])
     mark = uuid.uuid4().hex
-    with (folder / f"{name}.log").open("ab") as log:
+    with open_no_follow(folder / f"{name}.log", "ab") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -4,7 +4,8 @@ The result is kept in the run's folder, so a study that is run again only draws.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,8 @@ def _missing(study: Study, study_runs: Sequence[StudyRun], results: Results) -> 
         if result is None:  # stopped before it
             continue
         metric = study.metric_for(study_run.cell)
-        number = result if isinstance(result, str) else look_up({"analysis": result[1]}, metric)
+        with reading(study_run.folder):
+            number = result if isinstance(result, str) else look_up({"analysis": result[1]}, metric)
         if isinstance(number, str):
             missing[study_run.cell] = number
     return missing
@@ -102,7 +104,8 @@ def _charts(analysis: Analysis, study_runs: Sequence[StudyRun], results: Results
     first = min((study_run.seed for study_run in study_runs), default=0)
     folders = dict.fromkeys(study_run.folder for study_run in study_runs if study_run.seed == first)
     measured = [result for folder in folders if not isinstance(result := results[folder], str)]
-    return [analysis.chart(measured)] if measured else []
+    with reading(*(run.folder for run, _ in measured)):
+        return [analysis.chart(measured)] if measured else []
 
 
 def _result(folder: Path, analysis: Analysis, executor: Executor | None) -> tuple[Run, Result] | str:
@@ -126,9 +129,23 @@ def read(folder: Path) -> Result:
     path = folder / FILE
     try:
         result: Result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError as error:
+        if not isinstance(result, dict):
+            raise ValueError("it must be a table")
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read: remove it, and it is computed again") from error
     return result
+
+
+@contextmanager
+def reading(*folders: Path) -> Iterator[None]:
+    """Errors of whoever uses kept results become one sentence: only each analysis knows the form of its own."""
+    try:
+        yield
+    except FedBEError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        files = ", ".join(str(folder / FILE) for folder in folders)
+        raise RunError(f"{files} is damaged ({error!r:.100}): remove it, and it is computed again") from error
 
 
 def look_up(record: Mapping[str, Any], path: str) -> Any:

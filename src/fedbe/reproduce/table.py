@@ -46,8 +46,9 @@ def _last_number(study: Study, run: StudyRun, records: Sequence[Record]) -> floa
     """The study's metric after the last round, in its unit; None if it was not measured."""
     defaults = dict.fromkeys(("test", "test_ensemble"), "not measured")
     record = {**defaults, **records[-1], "analysis": study_analysis.read(run.folder) or "not made yet"}
-    number = study_analysis.look_up(record, study.metric_for(run.cell))
-    return None if isinstance(number, str) else (100 if study.unit == "percent" else 1) * float(number)
+    with study_analysis.reading(run.folder):
+        number = study_analysis.look_up(record, study.metric_for(run.cell))
+        return None if isinstance(number, str) else (100 if study.unit == "percent" else 1) * float(number)
 
 
 def markdown(

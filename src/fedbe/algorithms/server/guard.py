@@ -20,6 +20,7 @@ from fedbe.core.updates import ClientId, ClientUpdate, Update, check_num_example
 from fedbe.errors import AggregationError, StateError
 
 MAX_ID_LENGTH = 100  # characters of a client id: it is in every line of the report and in every checkpoint
+MAX_ID = 2**64
 MAX_REASON_LENGTH = 300
 
 
@@ -127,6 +128,8 @@ def _client(client: object) -> ClientId | None:
     if client is None or isinstance(client, str):
         return client
     if isinstance(client, Integral) and not isinstance(client, bool):
+        if abs(int(client)) >= MAX_ID:
+            raise StateError("`client_id` must be a whole number of at most 64 bits, got a larger one")
         return int(client)
     raise StateError(f"`client_id` must be a whole number or a string, got {type(client).__name__}")
 
