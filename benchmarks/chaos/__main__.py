@@ -57,7 +57,7 @@ def _trials(options: argparse.Namespace, root: Path) -> dict[str, Tally]:
         "power fails: unsynced data is lost, twice": disks.power_failures(options.power, draw, root / "power"),
     }
     if options.inputs:
-        run = reference_run(root / "fuzz", "fedavg")
+        run = reference_run(root / "fuzz", "fedbe")  # its lines have a vote and a gate
         readers = {**fuzz.run_readers(run), **fuzz.data_readers(root), **fuzz.message_readers()}
         rows |= fuzz.fuzz(options.inputs, options.seed, readers)
     rows["hostile replies, library"] = replies.library(options.replies, draw)

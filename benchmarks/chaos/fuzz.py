@@ -1,5 +1,6 @@
 """Damaged files and messages, one reader after the other, in this process."""
 
+import gzip
 import io
 import json
 import random
@@ -7,9 +8,10 @@ import struct
 import tarfile
 import traceback
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -19,14 +21,29 @@ from flwr.app import Array, ConfigRecord, RecordDict
 from PIL import Image
 from torch import nn
 
+import fedbe
 from benchmarks.chaos.common import Tally
 from fedbe import data, report
+from fedbe.algorithms.client.training import LocalSettings, Trained
+from fedbe.core.compute import Plan
+from fedbe.core.model_runner import ModelRunner
 from fedbe.data.readers import idx, plain_pickle, tables
 from fedbe.errors import FedBEError
 from fedbe.experiment import checkpoint, run_folder, saved_model
+from fedbe.experiment.client_cache import ClientCache
+from fedbe.experiment.federation import initial_weights, prepare
+from fedbe.experiment.jobs import TrainJob
 from fedbe.experiment.recipe_files import load_recipe
+from fedbe.experiment.recorder import REPORT_FILE, RunRecorder
 from fedbe.flower import from_record, messages, to_record
+from fedbe.report.page import render
+from fedbe.reproduce import study_analysis, study_runner, table
+from fedbe.reproduce.study import load_study
 
+VALUES: tuple[Any, ...] = (
+    None, "x", -1, 0, 1e308, -1e308, 1e-320, float("nan"), float("inf"), [], {}, True, 10**400, [[1]], {"a": {"b": 1}},
+    "\ud800", "x" * 100_000, [[]] * 3,
+)  # fmt: skip
 WORDS = (b"null", b"1e99", b"[[[[", b'{"a"', b"-1  ", b"\xff\xff\xff\xff", b"true")
 PICKLE = (
     b"\x80\x02}q\x01(U\x06labelsq\x02]q\x03(K\x06K\x09eU\x04datacnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\n"
@@ -56,6 +73,34 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
+def json_mutated(content: bytes, draw: random.Random) -> bytes:
+    """Lines of valid JSON, of which one value is replaced, removed or repeated: damage that a parser cannot see."""
+    lines = content.splitlines()
+    number = draw.randrange(len(lines))
+    value = json.loads(lines[number])
+    places = list(_places(value))
+    if not places or draw.random() < 0.02:
+        value = draw.choice(VALUES)
+    else:
+        table, key = draw.choice(places)
+        kind = draw.randrange(8)
+        if kind == 0:
+            del table[key]
+        elif kind == 1 and isinstance(table, dict):
+            table[draw.choice(["", "round", "accuracy", "\u00b2", "x" * 300])] = table[key]
+        else:
+            table[key] = draw.choice(VALUES)
+    lines[number] = json.dumps(value).encode()
+    return b"\n".join(lines) + b"\n"
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every table or list in a JSON value, with each of its keys or positions."""
+    for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, key
+        yield from _places(value[key])
+
+
 @dataclass(frozen=True)
 class Reader:
     """A reader of files or messages.
@@ -65,12 +110,14 @@ class Reader:
         read: reads a content.
         share: how much rarer it is tried than the fastest ones: it is that much slower.
         is_right: whether a result may be used; a damaged number must not be.
+        mutate: damages the content.
     """
 
     content: bytes
     read: Callable[[bytes], object]
     share: int = 1
     is_right: Callable[[object], bool] = lambda _: True
+    mutate: Callable[[bytes, random.Random], bytes] = mutated
 
 
 def _file(path: Path, read: Callable[[], object]) -> Callable[[bytes], object]:
@@ -108,15 +155,70 @@ def run_readers(run: Path) -> dict[str, Reader]:
         return all(torch.equal(state[name], weights[name]) for name in weights)
 
     rounds = run / "rounds.jsonl"
+
+    def page() -> object:
+        return render(report.build_sections(report.read_groups([run])))
+
     return {
         "checkpoint": Reader(last.read_bytes(), _file(last, lambda: checkpoint.latest(run)), 1, right_state),
         "model": Reader(model.read_bytes(), _file(model, lambda: saved_model.load_trained_model(run)), 10, right_model),
         "rounds.jsonl": Reader(rounds.read_bytes(), _file(rounds, lambda: run_folder.read_rounds(run))),
         "run.json": Reader(info.read_bytes(), _file(info, lambda: run_folder.read_info(run))),
-        "report": Reader(
-            rounds.read_bytes(), _file(rounds, lambda: report.build_sections(report.read_groups([run]))), 200
+        "report": Reader(rounds.read_bytes(), _file(rounds, page), 200),
+        "report, values of rounds.jsonl": Reader(rounds.read_bytes(), _file(rounds, page), 10, mutate=json_mutated),
+        "report, values of run.json": Reader(
+            json.dumps(json.loads(info.read_bytes())).encode(), _file(info, page), 10, mutate=json_mutated
         ),
+        "client cache": _client_cache(run),
+        **_kept_json("analysis", *_study_analysis(run)),
+        **_kept_json("Flower's report.json", *_flower_report(run.parent / "flower")),
     }
+
+
+def _kept_json(name: str, path: Path, content: bytes, read: Callable[[], object], share: int) -> dict[str, Reader]:
+    """Readers of one JSON file, whose bytes are damaged, and whose values are."""
+    path.write_bytes(content)
+    reader = Reader(content, _file(path, read), share)
+    return {name: reader, f"{name}, values": replace(reader, mutate=json_mutated)}
+
+
+def _client_cache(run: Path) -> Reader:
+    """A trained client: a damaged file is none at all, so that the client trains again."""
+    recipe = run_folder.read_recipe(run)
+    cache = ClientCache(run.parent / "cache", prepare(recipe, 0), Plan(), "this program")
+    state = ModelRunner(initial_weights(cache.federation.model, 0)).read()
+    job = TrainJob(0, 1, 0, state, LocalSettings(), len(cache.federation.clients[0]))
+    cache.save(job, Trained(state, {}, {}, 0.5, 3), 2.0)
+    (path,) = cache.folder.iterdir()
+
+    def is_right(loaded: Any) -> bool:
+        return loaded is None or (
+            torch.equal(loaded[0].state.params, state.params) and (loaded[0].loss, loaded[0].steps) == (0.5, 3)
+        )
+
+    return Reader(path.read_bytes(), _file(path, lambda: cache.load(job)), 10, is_right)
+
+
+def _study_analysis(run: Path) -> tuple[Path, bytes, Callable[[], object], int]:
+    """The kept numbers of an analysis, from which a study makes its table and its picture."""
+    study = load_study("fig-confidence")
+    runs = [replace(one, folder=run) for one in study_runner.study_runs(study, "smoke", 1, run.parent)][:2]
+    numbers = {"models": 3, "accuracy": 0.5, "confidence": 0.6, "confidence when wrong": 0.4, "ECE": 0.1}
+    kept = dict.fromkeys(("clients", "samples"), numbers | {"bins": [[3.0] * 20, [2.0] * 20]})
+
+    def read() -> object:
+        study_analysis.analyse(study, runs, None, lambda: False)
+        return table.collect(study, runs)
+
+    return run / study_analysis.FILE, json.dumps(kept).encode(), read, 10
+
+
+def _flower_report(folder: Path) -> tuple[Path, bytes, Callable[[], object], int]:
+    folder.mkdir(exist_ok=True)
+    recorder = RunRecorder(folder, fedbe.server("fedavg", nn.Linear(3, 2)))
+    metrics = {str(number): {"accuracy": 0.5, "loss": [1.0, 2.0]} for number in (1, 2)}
+    report = dict.fromkeys(("train", "evaluate", "server"), metrics)
+    return folder / REPORT_FILE, json.dumps(report).encode(), recorder.load, 4
 
 
 def data_readers(root: Path) -> dict[str, Reader]:
@@ -140,6 +242,7 @@ def data_readers(root: Path) -> dict[str, Reader]:
         (root / "images" / label).mkdir(parents=True)
         for i in range(3):
             Image.fromarray(numbers.integers(0, 255, (5, 5, 3), np.uint8)).save(root / f"images/{label}/{i}.png")
+    mnist, mnist_files = _packed_idx(root / "mnist")
     tiny, tiny_files = _tiny_imagenet(root / "tiny-imagenet-200", numbers)
     return {
         "recipe": Reader(source.encode(), _file(recipe, lambda: load_recipe(recipe)), 2),
@@ -153,8 +256,19 @@ def data_readers(root: Path) -> dict[str, Reader]:
         "idx": Reader(
             struct.pack(">HBBIII", 0, 8, 3, 2, 3, 4) + bytes(range(24)), lambda content: idx.parse(content, 3, "idx")
         ),
+        "packed idx": _files(mnist, mnist_files, lambda: idx.read("mnist", mnist)),
         "pickle": Reader(PICKLE, lambda content: plain_pickle.read_plain(content, "pickle")),
     }
+
+
+def _packed_idx(folder: Path) -> tuple[Path, list[str]]:
+    """A small MNIST: its folder, and the files in it."""
+    folder.mkdir()
+    for part in ("train", "t10k"):
+        images = struct.pack(">HBBIII", 0, 8, 3, 2, 3, 4) + bytes(range(24))
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(images))
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(struct.pack(">HBBI", 0, 8, 1, 2) + b"\1\2"))
+    return folder, sorted(path.name for path in folder.iterdir())
 
 
 def _tiny_imagenet(folder: Path, numbers: np.random.Generator) -> tuple[Path, list[str]]:
@@ -203,7 +317,7 @@ def fuzz(count: int, seed: int, readers: dict[str, Reader]) -> dict[str, Tally]:
         for _ in range(max(1, round(unit / reader.share))):
             tally.tried += 1
             try:
-                tally.differing += not reader.is_right(reader.read(mutated(reader.content, draw)))
+                tally.differing += not reader.is_right(reader.read(reader.mutate(reader.content, draw)))
             except FedBEError:
                 pass
             except Exception:
