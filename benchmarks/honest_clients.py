@@ -126,7 +126,7 @@ def main(seed: int, cohorts: int) -> int:
         reason: dict[ClientId, str] = {}
         for _ in range(cohorts // SETTINGS):
             chosen = choose.sample(measured, choose.randint(2, len(measured)))
-            weights = cap_weights([m.update.num_examples for m in chosen], LIMITS.max_share)
+            weights = cap_weights([m.update.num_examples for m in chosen], LIMITS.max_share, LIMITS.max_size_ratio)
             reasons = find_outliers(chosen, weights, meter, LIMITS.max_norm_ratio, LIMITS.max_change)
             by_client = {chosen[i].update.client_id: text for i, text in reasons.items()}
             refused.append(set(by_client))

@@ -166,7 +166,7 @@ class TestRuns:
                 [
                     (),
                     (claim,),
-                    (claim, "limits.client_weights=reported", "limits.max_share=1"),
+                    (claim, "limits.client_weights=reported", "limits.max_share=1", "limits.max_size_ratio=1e15"),
                     (claim, "limits.client_weights=reported"),
                 ]
             )

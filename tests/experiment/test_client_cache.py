@@ -26,6 +26,7 @@ from fedbe.experiment.federation import initial_weights, prepare
 from fedbe.experiment.jobs import TrainJob
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import override_recipe
+from fedbe.experiment.tensor_files import write_tensors
 
 Play = Callable[..., Path]
 Identical = Callable[[Path, Path], bool]
@@ -283,6 +284,15 @@ def test_counters_and_buffers_are_saved_too(cache: ClientCache, job: TrainJob) -
 def test_a_damaged_file_is_not_loaded(cache: ClientCache, job: TrainJob) -> None:
     cache.save(job, _result(job), 1.0)
     next(cache.folder.iterdir()).write_bytes(b"half")
+    assert cache.load(job) is None
+
+
+@pytest.mark.parametrize(
+    "header", [{}, {"loss": 1.0, "steps": 2}, {"loss": [], "steps": 1, "seconds": 1.0}, {"loss": 1, "steps": 1e999}]
+)
+def test_a_file_with_another_header_is_not_loaded(header: dict[str, Any], cache: ClientCache, job: TrainJob) -> None:
+    cache.save(job, _result(job), 1.0)
+    write_tensors(next(cache.folder.iterdir()), {"seconds": 1.0, **header} if "steps" in header else header, {})
     assert cache.load(job) is None
 
 

@@ -198,7 +198,8 @@ class TestHung:
     def test_a_job_far_beyond_its_time_is_started_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         times = JobTimes()
         job = SimpleNamespace(size=10)
-        assert times.limit(job) is None
+        assert times.limit(job) == 3600.0 + 10 * 10.0  # it may loop forever, too
+        assert times.limit(SimpleNamespace()) is None  # of unknown size, such as a whole run
         times.note(job, 200.0)
         assert times.limit(job) == 30 * 200.0
         assert times.limit(SimpleNamespace(size=1)) == 600.0  # at least

@@ -263,3 +263,12 @@ def test_the_identity_leaves_out_settings_at_their_default() -> None:
 
     assert recipe_part("data.validation=0", "evaluation.every=1") == recipe_part()
     assert recipe_part("data.validation=1") != recipe_part()
+
+
+def test_a_number_of_very_many_digits_is_one_sentence(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(f"seed = {'9' * 5000}")
+    with pytest.raises(RecipeError, match=r"mine\.toml is not valid TOML: Exceeds the limit"):
+        load_recipe(path)
+    with pytest.raises(RecipeError):
+        load_recipe("digits", [f"training.rounds={'9' * 5000}"])

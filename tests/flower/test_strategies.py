@@ -21,6 +21,7 @@ import fedbe
 from fedbe.algorithms.api import SERVER_CLASSES
 from fedbe.algorithms.client import LocalSettings
 from fedbe.algorithms.methods import METHODS
+from fedbe.algorithms.server.limits import Limits
 from fedbe.errors import AggregationError, RunError, SettingError, StateError
 from fedbe.flower import (
     FedAvg,
@@ -34,9 +35,11 @@ from fedbe.flower import (
     VDistillation,
     client_app,
     from_record,
+    replies,
     resume,
     strategies,
 )
+from fedbe.flower.replies import AVERAGE_METRICS, average_metrics
 
 
 class Net(nn.Sequential):
@@ -228,7 +231,7 @@ def test_a_reply_of_very_many_arrays_does_not_stall_the_server(local_grid, tmp_p
     ours.start(grid, arrays(), 1)
     assert time.process_time() - begin < 30  # with `clear` 90 s
     ((reason,),) = (aside.values() for aside in reasons_of(tmp_path))
-    assert "'0.weight' is missing" in reason
+    assert reason == "its reply must have at most 127 arrays for this model, got 100000"
 
 
 def test_a_client_that_claims_all_examples_does_not_decide(local_grid, tmp_path):
@@ -307,7 +310,7 @@ def test_a_bad_evaluation_reply_is_left_out(local_grid):
         return spoil(message) if spoil else message
 
     result = FedAvg(model=Net).start(local_grid(plain_app(), 4, change), arrays(), 1)
-    assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx(40 * 0.3 / 50)
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx(30 * 0.3 / 40)  # 40 count as 3 · 10
 
 
 @pytest.mark.parametrize("spoil", [_metrics(**{"num-examples": math.inf, "accuracy": 0.5}), _drop_all, None])
@@ -823,7 +826,7 @@ def test_a_folder_belongs_to_one_run(local_grid, tmp_path):
         resume(FedAvg(model=Net, folder=tmp_path, seed=1, **QUIET), grid, arrays(), 2)
     with pytest.raises(RunError, match="method was fedavg"):
         resume(FedAvgM(model=Net, folder=tmp_path, **QUIET), grid, arrays(), 2)
-    for damaged in ("{", "[]", '{"train": 3}', '{"train": {"\u00b2": {}}}', '{"train": {"%s": {}}}' % ("9" * 5000)):
+    for damaged in ("{", '{"train": 3}', '{"train": {"\u00b2": {}}}', '{"train": {"%s": {}}}' % ("9" * 5000)):
         (tmp_path / "report.json").write_text(damaged)
         with pytest.raises(RunError, match=r"report\.json is damaged"):
             resume(FedAvg(model=Net, folder=tmp_path, **QUIET), grid, arrays(), 2)
@@ -958,3 +961,47 @@ def test_client_ids_may_be_texts(local_grid, tmp_path):
     assert set(ours.nodes.memories) == {"ward/1", "ward/2", 7}
     names = ("model.safetensors", "checkpoint-000002.safetensors")
     assert all((tmp_path / "a" / n).read_bytes() == (tmp_path / "b" / n).read_bytes() for n in names)
+
+
+class TestClaims:
+    """What clients say about the number of their examples, and how many arrays they send."""
+
+    @staticmethod
+    def contents(claims):
+        accuracies = [0.9] * (len(claims) - 1) + [0.0]
+        metrics = (MetricRecord({"num-examples": n, "accuracy": a}) for n, a in zip(claims, accuracies, strict=True))
+        return [(i, RecordDict({"metrics": record})) for i, record in enumerate(metrics)]
+
+    def test_one_claim_does_not_decide_the_metrics(self):
+        averaged = average_metrics(self.contents([100] * 9 + [10**15]), AVERAGE_METRICS, "num-examples", Limits())
+        assert averaged["accuracy"] == pytest.approx(0.9 * 9 / 12)  # it counts as a quarter
+
+    def test_honest_claims_weigh_as_before(self):
+        averaged = average_metrics(self.contents([100, 200, 100]), AVERAGE_METRICS, "num-examples", Limits())
+        assert averaged["accuracy"] == pytest.approx(0.9 * 3 / 4)
+
+    @pytest.mark.parametrize("claim", [0, -5, float("nan"), 1e16])
+    def test_a_claim_that_is_no_weight_is_left_out(self, claim):
+        averaged = average_metrics(self.contents([100] * 3 + [claim]), AVERAGE_METRICS, "num-examples", Limits())
+        assert averaged["accuracy"] == pytest.approx(0.9)
+
+    def test_evaluations_are_capped_too(self, local_grid):
+        grid = local_grid(plain_app(num_examples=(100, 100, 100, 10**15)), 4)
+        result = FedAvg(model=Net).start(grid, arrays(), 1)
+        capped = (0.0 + 0.1 + 0.2 + 0.3 * 3) / 6  # half of four clients: three times the mean of the others
+        assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx(capped)
+        assert result.train_metrics_clientapp[1]["loss"] == pytest.approx(10 * capped)
+
+    def test_a_reply_of_very_many_arrays_is_counted_and_not_read(self, local_grid, monkeypatch):
+        def flood(message):
+            one = message.content["arrays"]["0.weight"]
+            message.content["arrays"] = ArrayRecord({f"x{i}": one for i in range(1000)})
+            return message
+
+        split = replies.split_extras
+        seen = []
+        monkeypatch.setattr(replies, "split_extras", lambda record: seen.append(len(record)) or split(record))
+        strategy = FedAvg(model=Net, **QUIET)
+        strategy.start(local_grid(plain_app(), 4, breaking(flood)), arrays(), 1)
+        assert max(seen) < 100
+        assert len(strategy.server.info.clients) == 3

@@ -37,7 +37,7 @@ class RoundInfo:
         clients: ids of the clients whose updates were used.
         set_aside: clients whose updates were not used, with the reason.
         step: who voted, how long each phase took, and metrics where labels are known.
-        capped: clients that count less than they report (`max_share`).
+        capped: clients that count less than they report (`max_share`, `max_size_ratio`).
     """
 
     round: int
@@ -93,6 +93,7 @@ class Server:
         max_norm_ratio: a client that changes a tensor by more than this many times what is usual is set aside,
         max_change: unless the change is at most this many times the tensor's own norm (see `Limits`).
         max_share: the largest share of the total weight that one client may have; 1 for no limit.
+        max_size_ratio: how many times the cohort's median number of examples one client may count.
         client_weights: "reported", the clients' own numbers of examples; "equal"; or numbers by client id.
         plan: device, precision and memory layout. Results stay on the device of `model`.
         output: which part of the model's output are the logits, a name or a position. Default: a tensor as it is,
@@ -136,6 +137,7 @@ class Server:
         max_norm_ratio: float = 100.0,
         max_change: float = 30.0,
         max_share: float = 0.25,
+        max_size_ratio: float = 20.0,
         client_weights: ClientWeights = "reported",
         plan: Plan | None = None,
         output: str | int | None = None,
@@ -146,7 +148,7 @@ class Server:
             settings["augment"], augment = augment, None
         self.method = _method(method, variant, settings)
         self.runner = ModelRunner(model, plan, output)
-        self.limits = Limits(min_clients, max_norm_ratio, max_change, max_share, client_weights)
+        self.limits = Limits(min_clients, max_norm_ratio, max_change, max_share, client_weights, max_size_ratio)
         for name, value in (("rounds", rounds), ("total_clients", total_clients)):
             if value is not None:
                 check_count(name, value)

@@ -39,7 +39,7 @@ def show(recipe: RecipeName = "digits", changes: Overrides = None) -> None:
     method = settings.method_for()
     typer.echo(tomli_w.dumps(dump_recipe(settings) | {"limits": settings.limits.model_dump(mode="json")}))
     if settings.limits.client_weights == "declared":
-        typer.echo('# The server knows the sizes of the split; max_share caps only client_weights = "reported".')
+        typer.echo('# The server knows the sizes of the split; max_share and max_size_ratio cap only "reported".')
     typer.echo(f"# {method.title} runs with these settings (recipe first, then variant, then defaults):")
     for line in tomli_w.dumps(method.settings()).splitlines():
         typer.echo(f"# {line}")

@@ -48,6 +48,15 @@ class Update:
     extras: Mapping[str, Tensor]
 
 
+def is_num_examples(num_examples: object) -> bool:
+    """Whether a number of examples can be a weight."""
+    try:
+        check_num_examples(num_examples)
+    except StateError:
+        return False
+    return True
+
+
 def check_num_examples(num_examples: object) -> float:
     """The number of examples as a weight, or a StateError.
 

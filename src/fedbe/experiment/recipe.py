@@ -141,7 +141,7 @@ class GuardLimits(Section):
 
     Attributes:
         client_weights: "declared", the sizes of the split, which a simulation knows; "reported", what the clients
-            say, capped by `max_share`; or "equal".
+            say, capped by `max_share` and `max_size_ratio`; or "equal".
         drop_lost_clients: Whether a round goes on without a client whose worker process died several times. That is a
             fault of this machine, so by default the run stops and can be resumed.
     """
@@ -150,6 +150,7 @@ class GuardLimits(Section):
     max_norm_ratio: Annotated[float, Field(gt=1)] = 100.0
     max_change: Annotated[float, Field(gt=0)] = 30.0
     max_share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    max_size_ratio: Annotated[float, Field(ge=1)] = 20.0
     client_weights: Literal["declared", "reported", "equal"] = "declared"
     drop_lost_clients: bool = False
 

@@ -259,10 +259,10 @@ class MethodStrategy(FlowerFedAvg):
         for one in set_aside:
             log.warning("round %s: client %s is set aside: %s", info.round, one.client_id, one.reason)
         for capped in info.capped:
-            log.warning("round %s: %s (max_share)", info.round, capped)
+            log.warning("round %s: %s (max_share, max_size_ratio)", info.round, capped)
         line = round_line(info, self.method.name, set_aside, time.perf_counter() - self._round_start)
         contents = [(client, reply.content) for client, reply in used.items()]
-        metrics = average_metrics(contents, self.train_metrics_aggr_fn, self.weighted_by_key)
+        metrics = average_metrics(contents, self.train_metrics_aggr_fn, self.weighted_by_key, self.server.limits)
         if self.recorder.folder is not None:
             packed, server = self.server.runner.layout.pack(model), self.server
             state = RunState(info.round, packed, server.memory, self.nodes.memories, server.members)
@@ -300,7 +300,7 @@ class MethodStrategy(FlowerFedAvg):
                 log.warning("the evaluation of client %s is left out: %s", client, printable(str(error)))
             else:
                 valid.append((client, message.content))
-        metrics = average_metrics(valid, self.evaluate_metrics_aggr_fn, self.weighted_by_key)
+        metrics = average_metrics(valid, self.evaluate_metrics_aggr_fn, self.weighted_by_key, self.server.limits)
         self.recorder.add_metrics("evaluate", self._first_round + server_round, metrics)
         return metrics
 

@@ -11,13 +11,17 @@ from torch import Tensor
 
 from fedbe.algorithms.methods import Method
 from fedbe.algorithms.server.guard import SetAside
+from fedbe.algorithms.server.influence import cap_weights
+from fedbe.algorithms.server.limits import Limits
 from fedbe.core.state import Layout
-from fedbe.core.updates import ClientId, ClientUpdate
+from fedbe.core.updates import ClientId, ClientUpdate, is_num_examples
 from fedbe.errors import StateError
 from fedbe.flower import messages
 from fedbe.flower.arrays import pack_params, pack_state, split_extras
 from fedbe.flower.nodes import NodeManager, log, sender
 
+# Arrays that a client's own mods may add, which are then ignored: some, and some for each of the model's.
+EXTRA_ARRAYS, EXTRA_STATES = 100, 2
 # The function that Flower's FedAvg uses if the user gives none.
 AVERAGE_METRICS = FlowerFedAvg().train_metrics_aggr_fn
 
@@ -107,6 +111,9 @@ class RoundReplies:
             raise StateError("it trained without its memory, because the server did not know which client it is")
 
     def _read_record(self, record: ArrayRecord, examples: float, client: ClientId) -> ClientUpdate:
+        most = EXTRA_ARRAYS + len(self._layout.all_keys) * (1 + EXTRA_STATES + len(self._method.extras))
+        if len(record) > most:  # before any of them is looked at
+            raise StateError(f"its reply must have at most {most} arrays for this model, got {len(record)}")
         arrays, extras = split_extras(record)
         state = pack_state(arrays, self._layout, "its state")
         packed = {}
@@ -147,22 +154,42 @@ def average_metrics(
     contents: Sequence[tuple[ClientId, RecordDict]],
     aggregate: Callable[[list[RecordDict], str], MetricRecord],
     weight_key: str,
+    limits: Limits,
 ) -> MetricRecord | None:
     """Average the metrics of replies; None if there are none.
 
-    Flower's own average gets only the replies that it can average. A user's function gets all of them.
+    Flower's own average gets only the replies that it can average, with numbers of examples that are capped as those
+    of updates are. A user's function gets all replies as they are.
     """
     is_default = aggregate is AVERAGE_METRICS
-    chosen = _comparable(contents) if is_default else [content for _, content in contents]
+    chosen = [content for _, content in contents]
+    if is_default:
+        chosen = _capped(_comparable(contents, weight_key), weight_key, limits)
     return aggregate(chosen, weight_key) if chosen else None
 
 
-def _comparable(contents: Iterable[tuple[ClientId, RecordDict]]) -> list[RecordDict]:
+def _capped(contents: Sequence[RecordDict], weight_key: str, limits: Limits) -> list[RecordDict]:
+    """The replies, with smaller numbers of examples for those that claim too many: these weigh their metrics."""
+    claims = [float(num_examples(content, weight_key)) for content in contents]
+    weights = cap_weights(claims, limits.max_share, limits.max_size_ratio) if claims else []
+    return [
+        content if weight == claim else RecordDict({"metrics": MetricRecord({**_metrics(content), weight_key: weight})})
+        for content, claim, weight in zip(contents, claims, weights, strict=True)
+    ]
+
+
+def _metrics(content: RecordDict) -> MetricRecord:
+    return next(iter(content.metric_records.values()))
+
+
+def _comparable(contents: Iterable[tuple[ClientId, RecordDict]], weight_key: str) -> list[RecordDict]:
     """The replies whose metrics can be averaged: finite, and with the most common names and lengths."""
     finite = []
     for client, content in contents:
-        metrics = next(iter(content.metric_records.values()))
-        if np.isfinite(np.hstack(list(metrics.values()))).all():
+        metrics = _metrics(content)
+        if not is_num_examples(metrics.get(weight_key)):
+            log.warning("the metrics of client %s are left out: its number of examples is not a weight", client)
+        elif np.isfinite(np.hstack(list(metrics.values()))).all():
             finite.append((client, _form(metrics), content))
         else:
             log.warning("the metrics of client %s are left out: they contain NaN or infinite values", client)

@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from fedbe.algorithms.api import Server, server
 from fedbe.algorithms.server.guard import SetAside
+from fedbe.algorithms.server.influence import cap_weights
 from fedbe.core import plugins
 from fedbe.core.compute import server_threads
 from fedbe.core.random import generator
-from fedbe.core.updates import ClientUpdate
+from fedbe.core.updates import ClientUpdate, is_num_examples
 from fedbe.errors import AggregationError, SettingError, StateError
 from fedbe.experiment.recorder import RunRecorder, round_line
 from fedbe.experiment.run_state import RunState
@@ -133,10 +134,10 @@ class MethodController(BaseFedAvg):
         for one in (*unreadable, *info.set_aside):
             self.warning(f"round {number}: client {one.client_id} is set aside: {one.reason}")
         for capped in info.capped:
-            self.warning(f"round {number}: {capped} (max_share)")
+            self.warning(f"round {number}: {capped} (max_share, max_size_ratio)")
         by_client = {update.client_id: update for update in updates}
         self._remember({client: by_client[client].extras for client in info.clients})
-        metrics = _average_metrics({c: (by_client[c].num_examples, results[str(c)].metrics) for c in info.clients})
+        metrics = _average_metrics([(by_client[c].num_examples, results[str(c)].metrics) for c in info.clients], server)
         self._publish(after, metrics)
         if recorder.folder is not None:
             packed = server.runner.layout.pack(after)
@@ -236,10 +237,16 @@ def _call(what: str, path: str) -> Any:
     return plugins.load_function(path, SettingError)()
 
 
-def _average_metrics(by_client: Mapping[Any, tuple[float, Any]]) -> dict[str, float] | None:
-    """The mean of each finite metric, weighted by examples, over the clients that report it."""
+def _average_metrics(replies: Sequence[tuple[Any, Any]], server: Server) -> dict[str, float] | None:
+    """The mean of each finite metric, weighted by examples, over the clients that report it.
+
+    Numbers of examples are claims, so they are capped as the weights of updates are.
+    """
     sums: dict[str, tuple[float, float]] = {}
-    for weight, metrics in by_client.values():
+    valid = [(examples, metrics) for examples, metrics in replies if is_num_examples(examples)]
+    claims, limits = [float(examples) for examples, _ in valid], server.limits
+    weights = cap_weights(claims, limits.max_share, limits.max_size_ratio) if claims else []
+    for weight, (_, metrics) in zip(weights, valid, strict=True):
         for name, value in (metrics or {}).items() if isinstance(metrics, Mapping) else ():
             if isinstance(value, int | float) and math.isfinite(value):
                 total, weights = sums.get(str(name), (0.0, 0.0))

@@ -1,5 +1,7 @@
 """Whatever a client sends, the round goes on with the others, as if it had not been there."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -518,6 +520,8 @@ def test_the_global_state_must_fit():
         ({"max_change": 0.0}, "`max_change` .*> 0, got 0.0"),
         ({"max_share": 0.0}, r"`max_share` .*\(0, 1\], got 0.0"),
         ({"max_share": 2}, r"`max_share` .*\(0, 1\], got 2"),
+        ({"max_size_ratio": 0.5}, "`max_size_ratio` .*>= 1, got 0.5"),
+        ({"max_size_ratio": float("nan")}, "`max_size_ratio` .*>= 1, got nan"),
         ({"client_weights": "none"}, "`client_weights` must be 'reported', 'equal' or"),
         ({"client_weights": {0: -1}}, "`client_weights` of client 0: .*> 0"),
     ],
@@ -525,3 +529,62 @@ def test_the_global_state_must_fit():
 def test_limits(limits, message):
     with pytest.raises(SettingError, match=message):
         Limits(**limits)
+
+
+class Scaled(nn.Module):
+    """A network with its normalisation as buffers, which nobody trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        return self.linear(x - self.mean)
+
+
+class TestConstantBuffers:
+    @staticmethod
+    def replies(module, count, hostile, trained=True):
+        step = 0.01 if trained else 0.0
+        updates = []
+        for i in range(count):
+            state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+            state["linear.weight"] += step * (i + 1)
+            if i in hostile:
+                state["mean"] += 29.0  # below the absolute bound, and again in every round
+            updates.append(ClientUpdate(state, 100, i))
+        return updates
+
+    @pytest.mark.parametrize("count", [2, 3, 10])
+    def test_who_changes_what_nobody_trains_is_set_aside(self, count):
+        module = Scaled()
+        server = FedAvg(module)
+        state = server.aggregate(module.state_dict(), self.replies(module, count, {0}))
+        assert torch.equal(state["mean"], module.mean)
+        (aside,) = server.info.set_aside
+        assert (aside.client_id, aside.reason) == (0, "it changed 'mean', which the others left as it is")
+
+    def test_clients_that_train_nothing_are_no_judges(self):
+        """Statistics of BatchNorm change where a client trains; here only one of four does."""
+        module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        states = [module.state_dict() for _ in range(4)]
+        states[0] = {name: tensor + 1 for name, tensor in states[0].items()}
+        server = FedAvg(module)
+        server.aggregate(module.state_dict(), [ClientUpdate(state, 100, i) for i, state in enumerate(states)])
+        assert server.info.set_aside == ()
+
+    @pytest.mark.parametrize("batches", [(1, 50), (1, 1, 40), (1, 2, 3, 300)])
+    def test_statistics_that_everybody_trains_stay(self, batches):
+        module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        draw, updates = torch.Generator().manual_seed(0), []
+        for i, count in enumerate(batches):
+            client = copy.deepcopy(module)
+            with torch.no_grad():
+                for _ in range(count):
+                    client(torch.randn(8, 4, generator=draw))
+                client[0].weight += 0.01 * count
+            updates.append(ClientUpdate(client.state_dict(), 8 * count, i))
+        server = FedAvg(module)
+        server.aggregate(module.state_dict(), updates)
+        assert server.info.set_aside == ()

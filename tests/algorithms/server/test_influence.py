@@ -8,6 +8,7 @@ from torch import nn
 
 from fedbe import ClientUpdate, FedAvg, FedBE
 from fedbe.algorithms.server.influence import cap_weights, share_limit
+from fedbe.algorithms.server.limits import Limits
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,21 @@ from fedbe.algorithms.server.influence import cap_weights, share_limit
 )
 def test_by_hand(weights, share, expected):
     assert cap_weights(weights, share) == pytest.approx(expected)
+
+
+def test_a_client_counts_at_most_so_many_times_the_median():
+    assert cap_weights([1e15, 5, 2, 2, 1], 1.0, 20) == [40, 5, 2, 2, 1]
+    assert cap_weights([1e15] * 4 + [100.0] * 96, 0.25, 20) == [2000.0] * 4 + [100.0] * 96  # 45 % together
+    assert cap_weights([1e15] * 5 + [100.0] * 5, 1.0, 20) == [2000.0] * 5 + [100.0] * 5  # the lower median
+    assert cap_weights([1e15, 100.0], 0.25, 20) == [300.0, 100.0]
+    assert cap_weights([30.0, 3.0, 60.0], 1.0, 20) == [30.0, 3.0, 60.0]
+
+
+def test_honest_sizes_from_3_to_3000_hardly_change():
+    sizes = [3 * 1000 ** (i / 199) for i in range(200)]
+    capped = cap_weights(sizes, 0.25, Limits().max_size_ratio)
+    assert sum(new != old for new, old in zip(capped, sizes, strict=True)) == 14
+    assert sum(capped) / sum(sizes) == pytest.approx(0.92, abs=0.01)
 
 
 @given(
@@ -59,6 +75,16 @@ class TestServer:
         assert "client 9 reports 100 %" in str(capped)
         assert "counts as 25 %" in str(capped)
         assert "capped        client 9 reports" in str(server.info)
+
+    def test_four_claims_do_not_take_a_large_cohort_over(self, model):
+        server = FedAvg(model)
+        state = server.aggregate(model.state_dict(), _replies([1e15] * 4 + [100] * 96))
+        honest, hostile = sum(range(4, 100)) * 100, sum(range(4)) * 2000
+        assert state["weight"][0].item() == pytest.approx((honest + hostile) / (96 * 100 + 4 * 2000))
+        assert [c.client_id for c in server.info.capped] == [0, 1, 2, 3]
+        assert "client 0 reports 25 % of all examples and counts as 11.4 %" in str(server.info)
+        believing = FedAvg(model, max_size_ratio=1e15)
+        assert believing.aggregate(model.state_dict(), _replies([1e15] * 4 + [100] * 96))["weight"][0].item() < 1.6
 
     def test_honest_weights_stay(self, model):
         server = FedAvg(model)

@@ -209,7 +209,9 @@ def _without_outliers(
 def _counted(updates: Sequence[Update], limits: Limits) -> list[float]:
     """The weights that the updates count with. Only reports are capped: the server may trust what it declared."""
     weights = [u.num_examples for u in updates]
-    return cap_weights(weights, limits.max_share) if limits.client_weights == REPORTED and weights else weights
+    if limits.client_weights != REPORTED or not weights:
+        return weights
+    return cap_weights(weights, limits.max_share, limits.max_size_ratio)
 
 
 def _capped(updates: Sequence[Update], limits: Limits) -> tuple[tuple[Update, ...], tuple[Capped, ...]]:

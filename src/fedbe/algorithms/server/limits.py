@@ -21,6 +21,7 @@ class Limits:
             and epochs, so the default is wide.
         max_change: a client may always change a tensor by this many times the tensor's own norm.
         max_share: the largest share of the total weight that one client may have; 1 for no limit.
+        max_size_ratio: how many times the cohort's median number of examples one client may count.
         client_weights: "reported" (each client's number of examples), "equal" (all count the same; reports are
             ignored), or the number of examples by client id, as the server knows it. Only reports are capped.
     """
@@ -30,6 +31,7 @@ class Limits:
     max_change: float = 30.0
     max_share: float = 0.25
     client_weights: ClientWeights = REPORTED
+    max_size_ratio: float = 20.0
 
     def __post_init__(self) -> None:
         check_count("min_clients", self.min_clients)
@@ -39,6 +41,8 @@ class Limits:
             raise SettingError(f"`max_change` must be a number > 0, got {self.max_change!r}")
         if not isinstance(self.max_share, Real) or not 0 < self.max_share <= 1:
             raise SettingError(f"`max_share` must be a number in (0, 1], got {self.max_share!r}")
+        if not isinstance(self.max_size_ratio, Real) or not self.max_size_ratio >= 1:
+            raise SettingError(f"`max_size_ratio` must be a number >= 1, got {self.max_size_ratio!r}")
         _check_client_weights(self.client_weights)
 
 

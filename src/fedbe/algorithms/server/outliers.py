@@ -10,6 +10,11 @@ of all clients' changes of t; clients that trained nothing do not count, if most
 least 1: who has more data may move further. The weights n_i are those after the cap of `influence`, so a claim widens
 the bound only so far. Where honest clients leave a tensor alone, usual_t is 0 and the absolute bound holds, for two
 clients as for a thousand.
+
+A buffer that at least half of the clients that trained left as it is, to the last bit, is not for training: nobody may
+change it. The absolute bound alone would let it grow, round by round. Statistics of BatchNorm change in every client
+that trains, with one batch as with a thousand. Parameters have no such rule: an expert or a head of its own may be
+trained by few.
 """
 
 from bisect import bisect_right
@@ -189,6 +194,8 @@ def find_outliers(
     compare(_quoted(layout.params), params, max_norm_ratio, floor, "changed by")
     ratio, buffers_floor = max_norm_ratio**meter.buffers_power, max_change**meter.buffers_power * meter.buffers_scale
     compare(_quoted(layout.buffers), torch.stack([m.buffers for m in measured]), ratio, buffers_floor, "changed by")
+    for i, t in _changed_constants(torch.stack([m.buffers for m in measured]), trained):
+        reasons.setdefault(i, f"it changed '{layout.buffers[t].name}', which the others left as it is")
     growth, steps = _growth(measured, meter.previous), torch.tensor(MAX_STEPS, dtype=torch.float64)
     compare([f"'{n}'" for n in layout.counters], growth, max(max_norm_ratio, MAX_STEPS_RATIO), steps, "grew by")
     for name in measured[0].update.extras:
@@ -198,6 +205,14 @@ def find_outliers(
         names = [f"extra '{name}', {tensor}," for tensor in _quoted(layout.params)]
         compare(names, norms, max_norm_ratio, floor * unit, "has norm")
     return reasons
+
+
+def _changed_constants(norms: Tensor, trained: Tensor) -> list[tuple[int, int]]:
+    """Clients and buffers [clients, buffers] that they changed, where half or more of those that trained did not."""
+    changed = norms > 0
+    judges = changed[trained] if bool(trained.any()) else changed
+    constant = 2 * judges.sum(0) <= len(judges)
+    return [(int(i), int(t)) for i, t in torch.nonzero(changed & constant)]
 
 
 def _quoted(slots: Sequence[Slot]) -> list[str]:

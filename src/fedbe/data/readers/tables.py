@@ -24,6 +24,7 @@ CLIENTS = ("client_id", "client")
 MAX_CELLS = 2**29  # values of a Parquet file: 4 GiB as float64
 MAX_CELLS_RATIO = 100  # values for each byte of the file; real tables have fewer than 8
 FREE_CELLS = 2**22  # so many are always read: 32 MiB
+BATCH_ROWS = 4096  # rows of a Parquet file that are read before the memory is looked at
 MAX_WIDTH_RATIO = 16  # inputs for each byte of a CSV file, texts one-hot; real tables have fewer than 4
 MAX_CATEGORIES = 100  # distinct texts in one column; more are a mistake (names, ids)
 
@@ -167,11 +168,13 @@ def _read_parquet(path: Path) -> Columns:
         raise ExtraError("Parquet files need pyarrow: pip install 'fedbe[parquet]'") from problem
     try:
         with parquet.ParquetFile(path) as file:
-            _check_size(file.metadata, path)
+            cells, limit = file.metadata.num_rows * file.metadata.num_columns, max_cells(path.stat().st_size)
+            if cells > limit:
+                raise DataError(f"{path} must have at most {limit:,} values for its size, got {cells:,}")
             texts = [field.name for field in file.schema_arrow if types.is_string(field.type)]
         # As a dictionary, a text that is repeated needs memory once.
         with parquet.ParquetFile(path, read_dictionary=texts) as file:
-            table = file.read()
+            table = _read_within(file, 8 * limit, path)
         names = table.column_names
         columns = {name: _values(column) for name, column in zip(names, table.columns, strict=True)}
     except (ArrowException, OSError, UnicodeDecodeError) as problem:  # the last one: a damaged name of a column
@@ -188,16 +191,17 @@ def _read_parquet(path: Path) -> Columns:
     return columns
 
 
-def _check_size(metadata: Any, path: Path) -> None:
-    """Refuse a Parquet file that has, or unpacks to, far more than its size: repeated values take no space in it."""
-    limit = max_cells(path.stat().st_size)
-    cells = metadata.num_rows * metadata.num_columns
-    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
-    unpacked = sum(group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns))
-    if cells > limit:
-        raise DataError(f"{path} must have at most {limit:,} values for its size, got {cells:,}")
-    if unpacked > 8 * limit:
-        raise DataError(f"{path} must unpack to at most {8 * limit:,} bytes for its size, got {unpacked:,}")
+def _read_within(file: Any, limit: int, path: Path) -> Any:
+    """All rows, as long as they need at most `limit` bytes: a file says nothing about it that can be relied on."""
+    import pyarrow
+
+    before, batches = pyarrow.total_allocated_bytes(), []
+    for batch in file.iter_batches(BATCH_ROWS):
+        batch.validate(full=True)  # a damaged file has numbers of texts that do not exist
+        batches.append(batch)
+        if pyarrow.total_allocated_bytes() - before > limit:
+            raise DataError(f"{path} must unpack to at most {limit:,} bytes for its size, but has more")
+    return pyarrow.Table.from_batches(batches, None if batches else file.schema_arrow)
 
 
 def _values(column: Any) -> NDArray[Any]:
@@ -207,8 +211,9 @@ def _values(column: Any) -> NDArray[Any]:
         return values
     if column.null_count:
         return np.array([None])
-    entries = [(chunk.dictionary.to_numpy(zero_copy_only=False), chunk.indices) for chunk in column.chunks]
-    return np.concatenate([texts[indices.to_numpy(zero_copy_only=False)] for texts, indices in entries])
+    chunks = column.unify_dictionaries().chunks
+    texts = chunks[0].dictionary.to_numpy(zero_copy_only=False)
+    return np.concatenate([texts[chunk.indices.to_numpy(zero_copy_only=False)] for chunk in chunks])
 
 
 def max_cells(file_bytes: int, ratio: int = MAX_CELLS_RATIO) -> int:

@@ -17,6 +17,8 @@ HANG_SECONDS = 120.0  # without a sign of life
 START_SECONDS = 900.0  # until the first sign of life: a loaded machine imports torch slowly
 JOB_SECONDS = 600.0  # any job may take this long, …
 JOB_RATIO = 30.0  # … or this many times as long as the slowest job so far, scaled by size
+FIRST_JOB_SECONDS = 3600.0  # as long as no job of its kind has finished: this, …
+FIRST_JOB_SECONDS_PER_EXAMPLE = 10.0  # … and so much for each example; one core trains the largest models faster
 
 
 class Watched(Protocol):
@@ -94,7 +96,11 @@ def start_beating(beat: Any) -> None:
 
 @dataclass
 class JobTimes:
-    """How long a job may take: a multiple of what the slowest job so far took for the same work."""
+    """How long a job may take: a multiple of what the slowest job so far took for the same work.
+
+    The first job of a kind may loop forever, too, so it has a limit by its size alone. A job without a size, such as a
+    whole run, has none until one of its kind has finished.
+    """
 
     _seconds_per_unit: dict[type, float] = field(default_factory=dict)
 
@@ -104,6 +110,8 @@ class JobTimes:
         self._seconds_per_unit[type(job)] = max(rate, self._seconds_per_unit.get(type(job), 0.0))
 
     def limit(self, job: Any) -> float | None:
-        """The seconds that a job may take; None as long as none of its kind has finished."""
-        rate = self._seconds_per_unit.get(type(job))
-        return None if rate is None else max(JOB_SECONDS, JOB_RATIO * rate * max(1, getattr(job, "size", 1)))
+        """The seconds that a job may take; None for no limit."""
+        rate, size = self._seconds_per_unit.get(type(job)), getattr(job, "size", None)
+        if rate is not None:
+            return max(JOB_SECONDS, JOB_RATIO * rate * max(1, size or 1))
+        return None if size is None else FIRST_JOB_SECONDS + FIRST_JOB_SECONDS_PER_EXAMPLE * size
