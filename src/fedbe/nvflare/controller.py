@@ -245,8 +245,8 @@ def _average_metrics(replies: Sequence[tuple[Any, Any]], server: Server) -> dict
     sums: dict[str, tuple[float, float]] = {}
     valid = [(examples, metrics) for examples, metrics in replies if is_num_examples(examples)]
     claims, limits = [float(examples) for examples, _ in valid], server.limits
-    weights = cap_weights(claims, limits.max_share, limits.max_size_ratio) if claims else []
-    for weight, (_, metrics) in zip(weights, valid, strict=True):
+    capped = cap_weights(claims, limits.max_share, limits.max_size_ratio) if claims else []
+    for weight, (_, metrics) in zip(capped, valid, strict=True):
         for name, value in (metrics or {}).items() if isinstance(metrics, Mapping) else ():
             if isinstance(value, int | float) and math.isfinite(value):
                 total, weights = sums.get(str(name), (0.0, 0.0))
