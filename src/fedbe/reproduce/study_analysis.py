@@ -138,7 +138,7 @@ def read(folder: Path) -> Result:
 
 @contextmanager
 def reading(*folders: Path) -> Iterator[None]:
-    """Errors of whoever uses kept results become one sentence: only each analysis knows the form of its own."""
+    """Errors in the use of kept results become one sentence: only each analysis knows the form of its own."""
     try:
         yield
     except FedBEError:
