@@ -44,6 +44,7 @@ NOT_RUN = {
     "fedbe flower run": "as certs",
     "fedbe flower down": "as certs",
     "fedbe run cifar10-step --executor ray": "tests/experiment/test_ray_pool.py runs a driver on a cluster",
+    'fedbe resume "$SCRATCH': "as the line above, in a script of Slurm",
     "fedbe reproduce --list": "measures the speed of every network; tests/reproduce/test_reproduce.py runs it",
     "fedbe reproduce table1 --scale paper --seeds 3": "writes into results/; tests/reproduce/test_results.py checks it",
 }
@@ -65,12 +66,14 @@ OTHERS_NOT_RUN = {
     "python examples/nvflare/job.py": "tests/nvflare/test_simulator.py runs jobs in NVFlare's simulator",
     "python -m benchmarks loader": "measures speed, which no test does",
     "python -m benchmarks.chaos": "tests/test_chaos.py runs its short form",
+    "python -m benchmarks.bench_server": "measures speed, which no test does",
     "python -m benchmarks.branch": "continues a long run from a checkpoint that is not in the repository",
     "python -m benchmarks.choose_auto": "trains on CIFAR-10: the search behind the default settings",
     "python -m benchmarks.choose_digits": "trains hundreds of models: the search behind the recipe digits",
     "python -m benchmarks.concept_pictures": "writes into docs/; test_docs.py compares the names of the pictures",
     "python -m benchmarks.honest_clients": "trains for minutes; test_honest_clients.py is its short form",
     "python -m benchmarks.licences --write": "writes into docs/; tests/contract/test_licences.py compares the list",
+    "python -m benchmarks.peers": "measures speed; its environments take gigabytes",
     "python -m benchmarks.server_variants": "needs a finished run on CIFAR-10; it measured choices of docs/variants.md",
 }
 NAMES = {"fedbe flower", "fedbe predict", "fedbe evaluate", "fedbe resume"}  # of commands, in a sentence
@@ -240,6 +243,7 @@ def test_another_command_runs(start, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     words = shlex.split(start)
     used = {word for text in OTHERS if text.startswith(start) for word in text.split() if word.startswith("--")}
+    used -= {"--executor", "--address"}  # of a Ray cluster: tests/experiment/test_ray_pool.py
     assert used <= {word for word in RUN[start] if word.startswith("--")}
     monkeypatch.setattr("sys.argv", [words[2], *RUN[start]])
     try:

@@ -16,6 +16,7 @@ from fedbe.reproduce import cost, study
 
 QUICK = ["--set", "training.rounds=1", "--set", "training.epochs=1", "--set", "split.clients=2"]
 QUICK += ["--set", "settings.distill_epochs=1", "--set", "model.hidden=[8]", "--workers", "0"]
+QUICK += ["--precision", "float32"]  # auto is bfloat16 where the processor has it
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ def _two_gpus():
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     ray.init(
+        address="local",  # not a cluster that another test has started
         num_cpus=2, num_gpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False,
         _node_ip_address="127.0.0.1",
         runtime_env={"worker_process_setup_hook": "ray_hook.enter", "env_vars": {"PYTHONPATH": paths}},

@@ -76,10 +76,13 @@ if not MISSING:
             return self.change(self.nodes[node], reply)  # type: ignore[no-any-return]
 
     @pytest.fixture(autouse=True)
-    def flower_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flower_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         """Flower's lines reach caplog, whatever a test of another folder did to the loggers of this process."""
         monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
         monkeypatch.setattr(logging.getLogger("flwr"), "disabled", False)
+        monkeypatch.setattr(logging.getLogger("flwr"), "filters", [])
+        monkeypatch.setattr(logging.root.manager, "disable", logging.NOTSET)
+        caplog.set_level(logging.INFO, "flwr")  # also forgets which levels were off
 
     @pytest.fixture
     def local_grid() -> type[LocalGrid]:
