@@ -54,7 +54,9 @@ def test_the_baseline_equals_the_simulator(local_grid, tmp_path):
 
 
 RECORDS = Path(__file__).parents[2] / "results"
-TABLE = [f"reproduce-table1-paper/step--{row}--convnet/seed" for row in ("fedavg", "v-distillation", "fedbe-sgd", "fedbe")]
+TABLE = [
+    f"reproduce-table1-paper/step--{row}--convnet/seed" for row in ("fedavg", "v-distillation", "fedbe-sgd", "fedbe")
+]
 ROWS = [*TABLE, "unbalanced-vote/step-seed"]
 
 

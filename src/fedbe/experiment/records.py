@@ -1,4 +1,4 @@
-"""The form of run.json and of a line of rounds.jsonl, checked when they are read, so that all other code can rely on it."""
+"""The form of run.json and of a line of rounds.jsonl, checked when they are read: all other code can rely on it."""
 
 import json
 import math
