@@ -1,16 +1,20 @@
 """Balance a vote: give it the mix of classes that its members expect together.
 
 Where clients' classes differ, some classes have large clients or many, and a vote names these too often. The average
-does, too. No label is needed to see that: the mean of the vote over the server's inputs is the mix of classes that it
-expects, and it should be the mix of all clients' data.
+does, too. No label is needed to see that: the mean of a prediction over the server's inputs is the mix of classes that
+it expects, and it should be the mix of all clients' data.
 
-    p̂[j, c] ∝ p[j, c] · b[c]   with b such that the mean of p̂ over the inputs is the target mix
+    p̂[j, c] ∝ p[j, c] · b[c]   with b such that the mean of p̂³ (normalised) over the inputs is the target mix
+
+The mix is that of the cubes because a vote of many members is flat: each input adds a little of every class. Its cubes,
+which a student of the default variant learns, are about as sure as they are right.
 """
 
 import torch
 from torch import Tensor
 
-PASSES = 5  # of iterative proportional fitting; five more changed at most 0.14 % of the first choices
+EXPONENT = 3.0
+PASSES = 10  # of iterative proportional fitting; ten more changed at most 1 % of the first choices
 LIMIT = 10.0  # no class counts more than 10 times more, or less, than before
 STANDARD_ERRORS = 3  # by which the members' mix must differ from the uniform one to be believed in part
 _ONE = 2**32  # sums are of integers, so they depend neither on the order of the inputs nor on the number of threads
@@ -56,10 +60,10 @@ def target_mix(mixes: Tensor) -> Tensor:
 
 
 def balance(probabilities: Tensor, target: Tensor) -> Tensor:
-    """Scale the classes so that the mean of the probabilities over the inputs becomes the target mix.
+    """Scale the classes so that the mean of the cubes over the inputs becomes the target mix.
 
-    The factors b are found by iterative proportional fitting: five times b[c] ← b[c] · target[c] / mean_j p̂[j, c]. They
-    stay between 1/10 and 10.
+    The factors of the cubes are found by iterative proportional fitting: ten times b[c] ← b[c] · target[c] / mix[c]. No
+    class counts more than 10 times more, or less, than before.
 
     Args:
         probabilities: p [J, classes, …]. J should be large: the mean of few inputs is no mix to correct.
@@ -74,11 +78,14 @@ def balance(probabilities: Tensor, target: Tensor) -> Tensor:
         tensor([0, 1])
     """
     shape = (-1, *(1,) * (probabilities.dim() - 2))  # classes are in dimension 1
-    original = probabilities.cpu().double()
-    factors, balanced = torch.ones_like(target, dtype=torch.float64), original
+    cubes = _normalised(probabilities.cpu().double() ** EXPONENT)
+    factors = torch.ones_like(target, dtype=torch.float64)
     for _ in range(PASSES):
-        ratio = target / class_mix(balanced).clamp(min=1e-12)
-        factors = (factors * ratio).clamp(1 / LIMIT, LIMIT)
-        balanced = original * factors.view(shape)
-        balanced /= balanced.sum(1, keepdim=True)
+        mix = class_mix(_normalised(cubes * factors.view(shape)))
+        factors = (factors * target / mix.clamp(min=1e-12)).clamp(LIMIT**-EXPONENT, LIMIT**EXPONENT)
+    balanced = _normalised(probabilities.cpu().double() * (factors ** (1 / EXPONENT)).view(shape))
     return balanced.to(probabilities.dtype).to(probabilities.device)
+
+
+def _normalised(probabilities: Tensor) -> Tensor:
+    return probabilities / probabilities.sum(1, keepdim=True)
