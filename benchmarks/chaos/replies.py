@@ -60,7 +60,9 @@ def library(count: int, draw: random.Random) -> Tally:
         name = draw.choice(list(start))
         huge = [torch.full_like(start[name], v) for v in (3e38, 1e9, -1e30)] if start[name].is_floating_point() else []
         state[draw.choice([name, name, "extra", 7])] = draw.choice([*ODD, *huge])
-        update = ClientUpdate(state, draw.choice([10, *ODD]), draw.choice([4, *ODD]))  # type: ignore[arg-type]
+        # Half of the numbers and ids are honest, so that most replies have one thing wrong.
+        examples, client = draw.choice([10, draw.choice(ODD)]), draw.choice([4, draw.choice(ODD)])
+        update = ClientUpdate(state, examples, client)  # type: ignore[arg-type]
         _count(tally, clean, lambda update=update: Server("fedavg", module).aggregate(start, [*updates, update]))  # type: ignore[misc]
     return tally
 
