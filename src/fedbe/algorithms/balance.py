@@ -66,7 +66,7 @@ def balance(probabilities: Tensor, target: Tensor) -> Tensor:
     class counts more than 10 times more, or less, than before.
 
     Args:
-        probabilities: p [J, classes, …]. J should be large: the mean of few inputs is no mix to correct.
+        probabilities: p [J, classes, …]. J should be large: the mean of few inputs does not show their mix.
         target: the mix [classes].
 
     Returns:
