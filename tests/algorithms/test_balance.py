@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedbe import ClientUpdate, FedBE
 from fedbe.algorithms.balance import LIMIT, balance, class_mix, target_mix
 from fedbe.algorithms.methods import get_method
 from fedbe.algorithms.vote import Member, vote
@@ -108,3 +109,16 @@ def test_one_member_alone_is_not_balanced():
 def test_kept_members_are_not_balanced():
     with pytest.raises(SettingError, match="`balance` must be false"):
         get_method("1-ensemble", balance=True)
+
+
+def test_a_student_learns_the_balanced_vote():
+    torch.manual_seed(0)
+    model, unlabeled = torch.nn.Linear(4, 3), torch.randn(60, 4)
+    start = model.state_dict()
+    updates = [ClientUpdate({k: v + 0.5 * torch.randn_like(v) for k, v in start.items()}, 10) for _ in range(4)]
+
+    def learned(**settings):
+        return FedBE(model, unlabeled=unlabeled, gate="off", **settings).aggregate(start, updates)["bias"]
+
+    assert torch.equal(learned(), learned(balance=True))  # the default
+    assert not torch.equal(learned(), learned(balance=False))
