@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbe import ClientUpdate, FedBE
-from fedbe.algorithms.balance import LIMIT, balance, class_mix, target_mix
+from fedbe.algorithms.balance import LIMIT, balance, expected_mix, known_mix, noticed_target, target_mix
 from fedbe.algorithms.methods import get_method
 from fedbe.algorithms.vote import Member, vote
 from fedbe.core.metrics import compute_metrics
@@ -18,8 +18,8 @@ UNIFORM = torch.tensor([0.5, 0.5], dtype=torch.float64)
 
 def test_the_mix_is_the_mean_over_everything_but_the_classes():
     pixels = torch.tensor([[[0.2, 0.4], [0.8, 0.6]], [[0.6, 0.8], [0.4, 0.2]]])  # [2 inputs, 2 classes, 2 pixels]
-    assert class_mix(pixels).tolist() == pytest.approx([0.5, 0.5])
-    assert class_mix(torch.tensor([[0.9, 0.1], [0.3, 0.7], [0.6, 0.4]])).tolist() == pytest.approx([0.6, 0.4])
+    assert expected_mix(pixels).tolist() == pytest.approx([0.5, 0.5])
+    assert expected_mix(torch.tensor([[0.9, 0.1], [0.3, 0.7], [0.6, 0.4]])).tolist() == pytest.approx([0.6, 0.4])
 
 
 @given(st.randoms(use_true_random=False))
@@ -27,7 +27,7 @@ def test_the_mix_does_not_depend_on_the_order_not_even_in_the_last_bit(order):
     probabilities = torch.rand(301, 3, generator=torch.Generator().manual_seed(0)).softmax(1)
     rows = list(range(301))
     order.shuffle(rows)
-    assert torch.equal(class_mix(probabilities[rows]), class_mix(probabilities))
+    assert torch.equal(expected_mix(probabilities[rows]), expected_mix(probabilities))
 
 
 class TestTarget:
@@ -50,6 +50,49 @@ class TestTarget:
         assert target_mix(torch.cat([honest, hostile])).tolist() == pytest.approx([1 / 3] * 3)  # the mean has 0.55
 
 
+def _fair_vote(count, seed):
+    """Labels of ten classes that are equally frequent, and a vote that names most of them."""
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.randint(10, (count,), generator=draw)
+    logits = torch.randn(count, 10, generator=draw) + 2.0 * torch.nn.functional.one_hot(labels, 10)
+    return labels, logits.softmax(1)
+
+
+class TestNoticedTarget:
+    uniform = torch.full((10,), 0.1, dtype=torch.float64)
+
+    @pytest.mark.parametrize("count", [5, 20, 50])
+    def test_a_fair_vote_on_few_inputs_is_not_made_worse(self, count):
+        plain, corrected, forced = [], [], []
+        for seed in range(100):
+            labels, fair = _fair_vote(count, seed)
+            for scores, target in (
+                (plain, None),
+                (corrected, noticed_target(self.uniform, fair)),
+                (forced, self.uniform),
+            ):
+                answer = fair if target is None else balance(fair, target)
+                scores.append(float((answer.argmax(1) == labels).double().mean()))
+        mean = [sum(scores) / 100 for scores in (plain, corrected, forced)]
+        assert mean[1] > mean[0] - 0.015
+        assert mean[2] < mean[0] - 0.02
+
+    def test_a_vote_that_prefers_a_class_is_still_corrected(self):
+        draw = torch.Generator().manual_seed(0)
+        biased = (torch.randn(500, 10, generator=draw) + torch.tensor([2.0] + [0.0] * 9)).softmax(1)
+        assert noticed_target(self.uniform, biased)[0] < 0.11  # its own mix has more than 0.5 there
+
+    def test_one_input_keeps_its_vote(self):
+        alone = torch.tensor([[0.7, 0.2, 0.1]])
+        target = noticed_target(torch.full((3,), 1 / 3, dtype=torch.float64), alone)
+        torch.testing.assert_close(balance(alone, target), alone)
+
+    def test_the_pixels_of_an_input_count_once(self):
+        _, fair = _fair_vote(20, 1)
+        pixels = fair.unsqueeze(2).expand(-1, -1, 30)
+        torch.testing.assert_close(noticed_target(self.uniform, pixels), noticed_target(self.uniform, fair))
+
+
 class TestBalance:
     def test_the_mean_becomes_the_target(self):
         draw = torch.Generator().manual_seed(1)
@@ -57,7 +100,7 @@ class TestBalance:
         target = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
         balanced = balance(vote_, target)
         cubes = balanced**3
-        assert class_mix(cubes / cubes.sum(1, keepdim=True)).tolist() == pytest.approx(target.tolist(), abs=0.02)
+        assert expected_mix(cubes / cubes.sum(1, keepdim=True)).tolist() == pytest.approx(target.tolist(), abs=0.02)
         assert balanced.sum(1).tolist() == pytest.approx([1.0] * 2000)
         assert balanced.dtype == vote_.dtype
 
@@ -85,19 +128,23 @@ class TestBalance:
         assert torch.equal(balance(pixels, target).transpose(1, 2).reshape(40, 3), balance(flat, target))
 
 
-def _vote(answers, balanced):
+def _vote(answers, balanced, class_mix=()):
     nothing = ModelState(torch.zeros(0), torch.zeros(0), {})
     members = [Member(str(i), nothing) for i in range(len(answers))]
-    labels = torch.tensor([0, 1])
-    return vote(members, lambda asked: (answers[i] for i, _ in enumerate(asked)), labels, balanced=balanced)
+    labels = torch.tensor([0, 1]).repeat(len(answers[0]) // 2)
+    return vote(
+        members, lambda asked: (answers[i] for i, _ in enumerate(asked)), labels, balanced=balanced, class_mix=class_mix
+    )
 
 
 def test_a_vote_is_balanced_before_it_is_measured():
     answers = [torch.tensor([[0.9, 0.1], [0.7, 0.3]])] * 2 + [torch.tensor([[0.4, 0.6], [0.1, 0.9]])]
+    answers = [answer.repeat(50, 1) for answer in answers]
     plain, balanced = _vote(answers, False), _vote(answers, True)
-    expected = balance(plain.probabilities, target_mix(torch.stack([class_mix(a) for a in answers])))
+    target = target_mix(torch.stack([expected_mix(a) for a in answers]))
+    expected = balance(plain.probabilities, noticed_target(target, plain.probabilities))
     assert torch.equal(balanced.probabilities, expected)
-    assert balanced.metrics == compute_metrics(expected, torch.tensor([0, 1]))
+    assert balanced.metrics == compute_metrics(expected, torch.tensor([0, 1]).repeat(50))
     assert balanced.metrics.nll < plain.metrics.nll
 
 
@@ -107,8 +154,9 @@ def test_one_member_alone_is_not_balanced():
 
 
 def test_kept_members_are_not_balanced():
-    with pytest.raises(SettingError, match="`balance` must be false"):
-        get_method("1-ensemble", balance=True)
+    for setting in ({"balance": True}, {"class_mix": [1, 2]}):
+        with pytest.raises(SettingError, match="kept members are not balanced"):
+            get_method("1-ensemble", **setting)
 
 
 def test_a_student_learns_the_balanced_vote():
@@ -122,3 +170,46 @@ def test_a_student_learns_the_balanced_vote():
 
     assert torch.equal(learned(), learned(balance=True))  # the default
     assert not torch.equal(learned(), learned(balance=False))
+
+
+class TestKnownMix:
+    def test_counts_are_as_good_as_shares(self):
+        assert torch.equal(known_mix([3, 1], 2), known_mix([0.75, 0.25], 2))
+
+    def test_the_vote_gets_it_whatever_the_members_expect(self):
+        answers = [torch.tensor([[0.9, 0.1], [0.7, 0.3]]), torch.tensor([[0.6, 0.4], [0.4, 0.6]])]
+        plain = _vote(answers, False).probabilities
+        for balanced in (False, True):
+            assert torch.equal(_vote(answers, balanced, [1, 9]).probabilities, balance(plain, known_mix([1, 9], 2)))
+        assert torch.equal(_vote(answers[:1], True, [1, 9]).probabilities, balance(answers[0], known_mix([1, 9], 2)))
+
+    def test_a_student_learns_it(self):
+        torch.manual_seed(0)
+        model, unlabeled = torch.nn.Linear(4, 2), torch.randn(60, 4)
+        start = model.state_dict()
+        updates = [ClientUpdate({k: v + 0.1 * torch.randn_like(v) for k, v in start.items()}, 10) for _ in range(3)]
+
+        def mean_of_first_class(mix):
+            server = FedBE(model, unlabeled=unlabeled, gate="off", distill_epochs=40, class_mix=mix)
+            model_ = torch.nn.Linear(4, 2)
+            model_.load_state_dict(server.aggregate(start, updates))
+            return float(model_(unlabeled).softmax(1)[:, 0].mean().detach())
+
+        assert mean_of_first_class([1, 9]) < 0.3 < 0.7 < mean_of_first_class([9, 1])
+
+    @pytest.mark.parametrize("mix", [[0, 0], [-1, 2], [float("nan"), 1], [True, 1], ["a", 1], [None, 1]])
+    def test_it_must_be_numbers(self, mix):
+        with pytest.raises(SettingError, match="`class_mix` must be numbers >= 0"):
+            get_method("fedbe", class_mix=mix)
+
+    @pytest.mark.parametrize("mix", [0.5, "even", {"cat": 1}])
+    def test_it_must_be_a_list(self, mix):
+        with pytest.raises(SettingError, match="`class_mix` must be a list of numbers"):
+            get_method("fedbe", class_mix=mix)
+
+    def test_one_number_for_each_class(self):
+        answers = [torch.tensor([[0.9, 0.1], [0.7, 0.3]])]
+        with pytest.raises(SettingError, match="the model's 2 classes, got 3"):
+            _vote(answers, True, [1, 1, 1])
+        with pytest.raises(SettingError, match="the model's 2 classes, got 3"):  # before any client trains
+            FedBE(torch.nn.Linear(4, 2), unlabeled=torch.zeros(5, 4), class_mix=[1, 1, 1])

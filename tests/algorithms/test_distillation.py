@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim.swa_utils import update_bn
 
-from fedbe.algorithms.distillation import DistillSettings, distill, loss_function, sharpen
+from fedbe.algorithms.distillation import DistillSettings, check_student, distill, loss_function, sharpen
 from fedbe.algorithms.vote import predict
 from fedbe.core.compute import Plan
 from fedbe.core.inputs import TensorInputs, hold_out
@@ -333,8 +333,9 @@ def test_progress_is_told_step_by_step(network, inputs_for):
 def test_divergence_is_an_error(network, inputs_for):
     _, runner, start, inputs, targets = _problem(network, inputs_for, "mlp")
     settings = DistillSettings(distill_epochs=5, distill_batch_size=6, distill_lr=1e200, distill_lr_min=1e200)
+    student = distill(runner, start, TensorInputs(inputs), targets, settings, generator(0))
     with pytest.raises(AggregationError, match="lower `distill_lr`"):
-        distill(runner, start, TensorInputs(inputs), targets, settings, generator(0))
+        check_student(student, settings)
 
 
 def test_a_model_that_cannot_learn_is_refused():

@@ -14,7 +14,7 @@ from fedbe.algorithms.server.context import Context, Draft, Round, StepInfo
 from fedbe.core.inputs import TensorInputs
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.updates import Update
-from fedbe.errors import SettingError, StateError
+from fedbe.errors import AggregationError, SettingError, StateError
 
 VOTE = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.3, 0.7]])
 ON = GateSettings(gate="agreement", gate_backoff=0.5, gate_tries=2)
@@ -48,6 +48,18 @@ def test_the_margin_is_a_standard_error_worked_out_by_hand():
     assert judgement.margin == pytest.approx((11 / 16) ** 0.5 / 2)
     assert not judgement.accepted  # 0.25 is within 0.41
     assert judge(replace(ON, gate_margin=0.5), one_hot(1, 1, 0, 0), one_hot(0, 0, 1, 0), vote, lr=0.1).accepted
+
+
+def test_the_pixels_of_an_input_are_not_independent():
+    vote, right, wrong = one_hot(0, 0, 0, 0), one_hot(0, 0, 0, 0), one_hot(1, 1, 0, 0)
+    images = [part.unsqueeze(2).expand(-1, -1, 50) for part in (wrong, right, vote)]  # 50 equal pixels each
+    assert judge(ON, *images, lr=0.1).margin == judge(ON, wrong, right, vote, lr=0.1).margin > 0
+
+
+def test_a_student_without_finite_predictions_agrees_with_nobody():
+    # argmax takes a NaN for the largest value, so it would name the class of the vote everywhere.
+    judgement = judge(ON, one_hot(1, 1), torch.full((2, 2), torch.nan), one_hot(0, 0), lr=0.1)
+    assert (judgement.student, judgement.accepted) == (0.0, False)
 
 
 def test_a_student_that_only_wins_passes_any_margin():
@@ -121,6 +133,16 @@ def test_a_student_made_worse_on_purpose_is_refused(step, state):
     assert not info.gate.accepted
     assert torch.equal(draft.state.params, state(RIGHT).params)
     assert GateState.of(draft.memory) == GateState(refusals=1)
+
+
+def test_a_student_that_diverges_is_refused_and_the_next_one_takes_smaller_steps(step, state):
+    too_large = {"distill_lr": 1e30, "distill_lr_min": 1e30, "distill_weight_decay": 1.0}
+    draft, info = step(WRONG, **too_large)
+    assert (info.gate.student, info.gate.accepted) == (0.0, False)
+    assert torch.equal(draft.state.params, state(WRONG).params)
+    assert GateState.of(draft.memory) == GateState(refusals=1)
+    with pytest.raises(AggregationError, match="diverged"):
+        step(WRONG, **too_large, gate="off")
 
 
 def test_without_a_gate_the_same_student_stays(step, state):

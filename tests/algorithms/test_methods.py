@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from torch import nn
 
@@ -5,7 +7,8 @@ from fedbe.algorithms import methods
 from fedbe.algorithms.client.rules import ControlVariate, Dynamic, Prox
 from fedbe.algorithms.methods import get_method
 from fedbe.algorithms.server.corrections import Adaptive, DynamicUpdate, Recalibrate
-from fedbe.algorithms.server.stages import ControlUpdate, Distill, KeepMembers, Mean, Momentum
+from fedbe.algorithms.server.distill_stage import Distill
+from fedbe.algorithms.server.stages import ControlUpdate, KeepMembers, Mean, Momentum
 from fedbe.errors import SettingError
 
 # The rows of the paper, written down again: rules, stages, who votes, how the student is trained.
@@ -69,7 +72,7 @@ def test_the_variant_paper_has_the_paper_s_settings():
 def test_the_released_variant_sets_what_a_method_has(name):
     plain, released = get_method(name, "paper").settings(), get_method(name, "released").settings()
     changed = {k: released[k] for k in plain if plain[k] != released[k]}
-    released_settings = methods.variant_settings(name, "released")
+    released_settings = methods.variant_settings(methods.METHODS[name], "released")
     assert changed == {k: v for k, v in released_settings.items() if k in plain and v != plain[k]}
 
 
@@ -77,6 +80,12 @@ def test_the_released_variant_sets_what_a_method_has(name):
 @pytest.mark.parametrize("variant", methods.VARIANTS)
 def test_methods_of_others_have_no_variants(name, variant):
     assert get_method(name, variant) == methods.METHODS[name]
+
+
+def test_a_row_takes_the_variants_that_it_names_whatever_its_name_is(monkeypatch):
+    monkeypatch.setitem(methods.METHODS, "my-fedbe", replace(methods.METHODS["fedbe"], name="my-fedbe"))
+    assert get_method("my-fedbe", "auto").settings() == get_method("fedbe", "auto").settings()
+    assert get_method("my-fedbe", "auto").settings() != methods.METHODS["fedbe"].settings()
 
 
 def test_a_variant_does_not_touch_what_makes_a_method_itself():

@@ -7,7 +7,7 @@ from torch import nn
 import fedbe
 from fedbe import ClientUpdate
 from fedbe.algorithms.past import past_sizes, recall, remember
-from fedbe.core.state import Layout
+from fedbe.core.layout import Layout
 from fedbe.errors import RecipeError
 from fedbe.experiment.recipe_files import load_recipe
 

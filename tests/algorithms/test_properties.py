@@ -12,7 +12,7 @@ from fedbe.algorithms.distillation import sharpen
 from fedbe.algorithms.server.guard import admit
 from fedbe.algorithms.server.limits import Limits
 from fedbe.algorithms.vote import mean_vote
-from fedbe.core.state import Layout
+from fedbe.core.layout import Layout
 from fedbe.core.updates import ClientUpdate
 from fedbe.errors import AggregationError
 

@@ -7,6 +7,7 @@ from torch import nn
 import fedbe
 from fedbe import ClientUpdate, server
 from fedbe.algorithms.methods import METHODS
+from fedbe.algorithms.pace import PACE_MEMORY
 from fedbe.errors import SettingError, StateError
 
 QUICK = {"num_samples": 2, "distill_epochs": 1, "distill_batch_size": 8}
@@ -78,6 +79,47 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(change, fragment):
     after = momentum.state_dict()
     assert after["round"] == before["round"]
     assert torch.equal(after["memory"]["momentum"], before["memory"]["momentum"])
+
+
+def _model(value=1.0):
+    return {"name": "a", "state": {"weight": torch.full((3, 4), value), "bias": torch.zeros(3)}}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "fragment"),
+    [
+        ("past-averages", {"memory": {"past 0 params": torch.ones(15)}}, "lacks 'past 0 buffers' after round 1"),
+        ("past-averages", {"round": 2}, "lacks 'past 1 params' after round 2"),
+        ("past-averages", {"round": 0}, "must not have 'past 0 params' after round 0"),
+        ("fedavg", {"members": [_model()]}, "FedAvg does not keep members, and the state of round 1 has 1"),
+        ("1-ensemble", {"members": []}, "1-Ensemble keeps members, and the state of round 1 has 0"),
+        ("fedavgm", {"round": 7, "memory": {}}, "lacks 'momentum' after round 7"),
+        ("fedadam", {"memory": {"first moment": torch.ones(15)}}, "lacks 'second moment'"),
+        ("fedbe", {"memory": {PACE_MEMORY: torch.ones(1), "gate_rest": torch.zeros(1)}}, "lacks 'gate_"),
+        ("fedbe", {"memory": {}}, f"lacks '{PACE_MEMORY}'"),
+    ],
+)
+def test_a_state_that_no_server_of_this_method_has_is_refused(name, change, fragment):
+    made, start = _make(name)
+    made.aggregate(start, _updates(start, 1))
+    again, _ = _make(name)
+    with pytest.raises(StateError, match=fragment):
+        again.load_state_dict(made.state_dict() | change)
+    again.load_state_dict(made.state_dict())
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.5])
+def test_a_gate_counts_in_whole_numbers(value):
+    made, start = _make("fedbe")
+    made.aggregate(start, _updates(start, 1))
+    saved = made.state_dict()
+    with pytest.raises(StateError, match="whole numbers >= 0 for gate_"):
+        made.load_state_dict(saved | {"memory": saved["memory"] | {"gate_refusals": torch.tensor([value])}})
+
+
+def test_a_gate_that_has_not_judged_yet_has_no_memory():
+    made, _ = _make("fedbe")
+    made.load_state_dict({**made.state_dict(), "round": 3, "memory": {PACE_MEMORY: torch.ones(1)}})
 
 
 def test_a_state_is_a_copy():

@@ -1,5 +1,7 @@
 """Which device a name means, and sentences for those that are not there."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -20,12 +22,22 @@ from fedbe.core.devices import (
 def machine(monkeypatch):
     """machine(cuda=2): torch sees two CUDA devices."""
 
-    def see(cuda=0, mps=0, bfloat16=True):
+    current = [0]
+
+    @contextmanager
+    def device(chosen):
+        current.append(torch.device(chosen).index or 0)
+        yield
+        current.pop()
+
+    def see(cuda=0, mps=0, bfloat16=True, without_bfloat16=None):
         for kind, count in (("cuda", cuda), ("mps", mps), ("xpu", 0)):
             module = getattr(torch, kind)
             monkeypatch.setattr(module, "is_available", lambda count=count: count > 0, raising=False)
             monkeypatch.setattr(module, "device_count", lambda count=count: count)
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bfloat16)  # noqa: ARG005
+        supported = lambda including_emulation: bfloat16 and current[-1] != without_bfloat16  # noqa: ARG005, E731
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+        monkeypatch.setattr(torch.cuda, "device", device)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of type {device.index % 2}")
 
     return see
@@ -93,6 +105,8 @@ def test_auto_precision_is_that_of_the_device(machine):
     machine(cuda=1, bfloat16=False)
     assert resolve_precision("auto", "cuda:0") == "float32"
     assert not has_bfloat16_units("mps")
+    machine(cuda=2, without_bfloat16=1)
+    assert [has_bfloat16_units(text) for text in ("cuda:0", "cuda:1", "cuda:0,1")] == [True, False, False]
 
 
 def test_an_accelerator_gets_a_few_workers():

@@ -41,6 +41,13 @@ class Counting(nn.Module):
         return x
 
 
+class Normalizing(nn.Sequential):
+    """BatchNorm without a layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.batch_norm(super().forward(x), None, None, training=True)
+
+
 @pytest.fixture
 def threads():
     def use(count: int) -> None:
@@ -100,8 +107,15 @@ def test_parts_are_computed_by_as_many_threads_as_torch_has(threads) -> None:
 
 @pytest.mark.parametrize(
     "extra",
-    [nn.BatchNorm2d(3), nn.BatchNorm2d(3, track_running_stats=False), nn.Dropout(0.5), Counting()],
-    ids=["batch norm", "without statistics", "dropout", "buffer"],
+    [
+        nn.BatchNorm2d(3),
+        nn.BatchNorm2d(3, track_running_stats=False),
+        nn.Dropout(0.5),
+        Counting(),
+        Normalizing(),
+        Normalizing(nn.AdaptiveAvgPool2d(1)),
+    ],
+    ids=["batch norm", "without statistics", "dropout", "buffer", "functional", "functional of single values"],
 )
 def test_a_batch_stays_whole_if_its_examples_are_not_independent(extra: nn.Module) -> None:
     runner, images, targets = make(extra)

@@ -1,8 +1,11 @@
 """Functions of the user, named as module:function."""
 
 import hashlib
+import importlib.abc
+import importlib.util
 import os
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -60,6 +63,34 @@ def test_code_from_elsewhere_is_not_run_unless_the_user_says_so(path, monkeypatc
     monkeypatch.setattr(plugins, "trusts_all", False)  # undone after the test
     plugins.trust()
     assert callable(load_function(path, DataError))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module in another folder, as editable installs do."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def find_spec(self, name, path=None, target=None):  # noqa: ARG002
+        return importlib.util.spec_from_file_location(name, self.file) if name == self.file.stem else None
+
+
+def test_code_that_only_a_finder_knows_is_not_run(tmp_path, tmp_path_factory, monkeypatch):
+    module = tmp_path_factory.mktemp("elsewhere") / "found_elsewhere.py"
+    module.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef f(): pass\n")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, _Finder(module)])
+    with pytest.raises(DataError, match=r"would run code from .*found_elsewhere\.py"):
+        load_function("found_elsewhere:f", DataError)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("file", [None, "/usr/lib/other.py"])
+def test_a_loaded_module_without_a_spec_is_not_the_project(file, monkeypatch):
+    module = types.ModuleType("loaded_module")
+    module.f, module.__file__ = print, file
+    monkeypatch.setitem(sys.modules, "loaded_module", module)
+    with pytest.raises(DataError, match="would run code from"):
+        load_function("loaded_module:f", DataError)
 
 
 def test_an_environment_in_the_project_is_not_the_project(tmp_path, monkeypatch):

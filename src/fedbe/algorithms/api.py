@@ -1,76 +1,28 @@
-"""The public servers, for people with their own training loop: combine what clients send.
+"""The public server, for people with their own training loop: combine what clients send.
 
-server = FedBE(model, unlabeled=inputs, seed=0)
+server = Server("fedbe", model, unlabeled=inputs, seed=0)
 state = server.aggregate(global_state, [ClientUpdate(state=s, num_examples=n) for s, n in replies])
 print(server.info)
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedbe.algorithms.methods import DEFAULT_VARIANT, Method, get_method
-from fedbe.algorithms.server.context import Context, StepInfo
-from fedbe.algorithms.server.guard import SetAside, printable
-from fedbe.algorithms.server.influence import Capped
+from fedbe.algorithms.round_info import RoundInfo
+from fedbe.algorithms.server.context import Context
 from fedbe.algorithms.server.limits import ClientWeights, Limits, check_count
 from fedbe.algorithms.server.step import server_step
 from fedbe.algorithms.vote import Member, local_predictor, predict, vote
 from fedbe.core.compute import Plan
 from fedbe.core.inputs import Augmentation, Inputs, TensorInputs, as_inputs
-from fedbe.core.metrics import Metrics
 from fedbe.core.model_runner import ModelRunner, try_model
 from fedbe.core.state import ModelState, all_finite
-from fedbe.core.updates import ClientId, ClientUpdate
+from fedbe.core.updates import ClientUpdate
 from fedbe.errors import AggregationError, SettingError, StateError
-
-
-@dataclass(frozen=True)
-class RoundInfo:
-    """What happened in the last `aggregate`. `print(server.info)` shows it as a table.
-
-    Attributes:
-        round: the number of the round, from 1.
-        clients: ids of the clients whose updates were used.
-        set_aside: clients whose updates were not used, with the reason.
-        step: who voted, how long each phase took, and metrics where labels are known.
-        capped: clients that count less than they report (`max_share`, `max_size_ratio`).
-    """
-
-    round: int
-    clients: tuple[ClientId, ...]
-    set_aside: tuple[SetAside, ...]
-    step: StepInfo
-    capped: tuple[Capped, ...] = ()
-
-    def __str__(self) -> str:
-        rows = [("round", str(self.round)), ("clients", _some([str(c) for c in self.clients]))]
-        rows += [("set aside", f"client {s.client_id}: {s.reason}") for s in self.set_aside]
-        rows += [("capped", str(c)) for c in self.capped]
-        if self.step.members:
-            rows.append(("members", _some([m.name for m in self.step.members])))
-        if self.step.disagreement is not None:
-            rows.append(("disagreement", f"{self.step.disagreement:.3f}"))
-        for name in ("average", "ensemble", "student"):
-            metrics: Metrics | None = getattr(self.step, name)
-            if metrics is not None:
-                rows.append((name, f"accuracy {metrics.accuracy:.3f}, nll {metrics.nll:.3f}"))
-        if not self.step.channels_last:
-            rows.append(("memory layout", "contiguous"))  # not channels-last: see `ModelRunner.choose_memory_format`
-        if (gate := self.step.gate) is not None:
-            kept = "student" if gate.accepted else "average"
-            scores = f"average {gate.average:.3f}, student {gate.student:.3f}"
-            rows.append(("gate", f"the {kept} stays; agreement with the vote: {scores}; lr {gate.lr:.2g}"))
-        rows.append(("seconds", ", ".join(f"{k} {v:.2f}" for k, v in self.step.seconds.items())))
-        return "\n".join(f"{name:<14}{printable(value)}" for name, value in rows)  # ids are the clients' words
-
-
-def _some(names: list[str], shown: int = 8) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return f"{len(names)} ({', '.join(names[:shown])}{more})"
 
 
 class Server:
@@ -103,6 +55,7 @@ class Server:
 
     Attributes:
         method: the method with its settings.
+        variant: the named set of settings that it was made with.
         round: how many rounds have been aggregated.
         info: what happened in the last one (`RoundInfo`), None before the first.
 
@@ -146,7 +99,7 @@ class Server:
     ) -> None:
         if isinstance(augment, bool):  # the method has a setting of the same name
             settings["augment"], augment = augment, None
-        self.method = _method(method, variant, settings)
+        self.method, self.variant = _method(method, variant, settings), variant
         self.runner = ModelRunner(model, plan, output)
         self.limits = Limits(min_clients, max_norm_ratio, max_change, max_share, client_weights, max_size_ratio)
         for name, value in (("rounds", rounds), ("total_clients", total_clients)):
@@ -175,7 +128,7 @@ class Server:
         if self.inputs is None:
             raise SettingError(f"{self.method.title} needs unlabeled inputs at the server: give `unlabeled`")
         self.runner.trainable()
-        try_model(self.runner, self.inputs)
+        self.method.check_classes(try_model(self.runner, self.inputs))
 
     def __repr__(self) -> str:
         inputs = "" if self.inputs is None else f", unlabeled={len(self.inputs)}"
@@ -260,7 +213,7 @@ class Server:
             members: the kept models, each with its name and its `state_dict` (1-Ensemble).
 
         Example:
-            >>> server = FedAvg(nn.Linear(1, 2))
+            >>> server = Server("fedavg", nn.Linear(1, 2))
             >>> server.state_dict()
             {'method': 'fedavg', 'round': 0, 'memory': {}, 'members': []}
         """
@@ -289,10 +242,16 @@ class Server:
         round = state["round"]
         if isinstance(round, bool) or not isinstance(round, int) or round < 0:
             raise StateError(f"`round` must be a whole number >= 0, got {round!r}")
-        memory, members = self._checked_memory(state["memory"]), self._checked_members(state["members"])
+        memory, members = self._checked_memory(state["memory"], round), self._checked_members(state["members"])
+        keeps = any(stage.keeps_members for stage in self.method.stages)
+        if bool(members) != (keeps and round > 0):
+            raise StateError(
+                f"{self.method.title} {'keeps' if keeps else 'does not keep'} members, and the state of round {round} "
+                f"has {len(members)}: give what `state_dict` returned"
+            )
         self.round, self.memory, self.members = round, memory, members
 
-    def _checked_memory(self, memory: object) -> dict[str, Tensor]:
+    def _checked_memory(self, memory: object, round: int) -> dict[str, Tensor]:
         if not isinstance(memory, Mapping):
             raise StateError(f"`memory` must be a mapping of names to tensors, got {type(memory).__name__}")
         layout = self.runner.layout
@@ -304,6 +263,8 @@ class Server:
             checked[name] = layout.check_vector(vector, sizes[name], f"`memory` '{name}'").clone()
             if not bool(torch.isfinite(checked[name]).all()):
                 raise StateError(f"`memory` '{name}' has NaN or infinite values")
+        for stage in self.method.stages:
+            stage.check_memory(checked, round, layout)
         return checked
 
     def _checked_members(self, members: object) -> tuple[Member, ...]:
@@ -316,207 +277,6 @@ class Server:
         if broken := [m.name for m in packed if not m.state.finite()]:
             raise StateError(f"member '{broken[0]}' has NaN or infinite values")
         return tuple(packed)
-
-
-class _NamedServer(Server):
-    """A server whose method is fixed by its class. It has the arguments of `Server` and raises the same errors."""
-
-    method_name: ClassVar[str]
-
-    def __init__(self, model: nn.Module, **options: Any) -> None:
-        super().__init__(self.method_name, model, **options)
-
-    def __repr__(self) -> str:
-        return super().__repr__().replace(f"'{self.method_name}', ", "", 1)
-
-
-class FedAvg(_NamedServer):
-    """The weighted average of the clients' weights: w̄ = Σ_i (n_i/n) w_i (Eq. 2).
-
-    Args:
-        model: the architecture.
-        **options: those of `Server`, and the settings of the method:
-            mean_weights (str, default "examples"): or "uniform", every client counts once.
-            robust (str, default "none"): or "median", "trimmed", "krum", "geometric", "clip-median": hostile clients
-            cannot move such a mean far.
-            hostile_fraction (float, default 0.3): the part of the clients that may be hostile, for trimmed and krum.
-
-    Raises:
-        SettingError, ModelError: as `Server`.
-
-    Example:
-        >>> model = nn.Linear(1, 1, bias=False)
-        >>> sizes = {1.0: 1, 5.0: 3}  # the weight that a client sends, and its number of examples
-        >>> updates = [ClientUpdate({"weight": torch.tensor([[w]])}, num_examples=n) for w, n in sizes.items()]
-        >>> FedAvg(model).aggregate(model.state_dict(), updates)
-        {'weight': tensor([[4.]])}
-    """
-
-    method_name = "fedavg"
-
-
-class FedAvgM(_NamedServer):
-    """FedAvg with momentum at the server: m ← β m + (w̄ − w_last); the next model is w_last + m.
-
-    Args:
-        model: the architecture.
-        **options: those of `FedAvg`, and:
-            beta (float, default 0.9): β, in [0, 1).
-            momentum_form (str, default "heavy-ball"): or "damped", "released" (see `Momentum`).
-
-    Raises:
-        SettingError, ModelError: as `Server`.
-
-    Example:
-        >>> server = FedAvgM(nn.Linear(1, 1, bias=False), beta=0.5)
-        >>> start, trained = ({"weight": torch.tensor([[w]])} for w in (0.0, 4.0))
-        >>> state = server.aggregate(start, [ClientUpdate(trained, num_examples=1)])
-        >>> server.aggregate(state, [ClientUpdate(state, num_examples=1)])  # no client moves, the momentum does
-        {'weight': tensor([[6.]])}
-    """
-
-    method_name = "fedavgm"
-
-
-class FedProx(_NamedServer):
-    """FedAvg for clients that train with `fedbe.Prox`: their loss gains (μ/2)‖w − w̄‖². The server is FedAvg's.
-
-    Args:
-        model: the architecture.
-        **options: those of `FedAvg`, and:
-            proximal_mu (float, default 0.001): μ, for the clients' rule.
-            prox_form (str, default "squared"): or "unsquared" (see `Prox`).
-
-    Raises:
-        SettingError, ModelError: as `Server`.
-
-    Example:
-        >>> server = FedProx(nn.Linear(1, 1), proximal_mu=0.1)
-        >>> server.method.rules  # for `fedbe.train(…, rules=…)`
-        (Prox(proximal_mu=0.1, prox_form='squared'),)
-    """
-
-    method_name = "fedprox"
-
-
-class Scaffold(_NamedServer):
-    """SCAFFOLD: FedAvg, and c ← c + (1/N) Σ_i (c_i⁺ − c_i) over the clients of the round, N of all.
-
-    Clients receive c as `server.broadcast`, train with `fedbe.ControlVariate` and send the extra "control", c_i⁺ − c_i.
-
-    Args:
-        model: the architecture.
-        **options: those of `FedAvg`. `total_clients` (int, default: all reply in every round) is N.
-
-    Raises:
-        SettingError, ModelError: as `Server`.
-
-    Example:
-        >>> server = Scaffold(nn.Linear(1, 1, bias=False), total_clients=10)
-        >>> weight, change = {"weight": torch.zeros(1, 1)}, {"weight": torch.ones(1, 1)}
-        >>> update = ClientUpdate(weight, num_examples=1, extras={"control": change})
-        >>> state = server.aggregate(weight, [update, update])
-        >>> server.broadcast
-        {'control': {'weight': tensor([[0.2000]])}}
-    """
-
-    method_name = "scaffold"
-
-
-class VDistillation(_NamedServer):
-    """The clients vote on `unlabeled`; their average learns the vote by SGD: p̂(x) = (1/N) Σ_i p(y | x, w_i).
-
-    Args:
-        model: the architecture.
-        **options: those of `Server`; `unlabeled` (inputs [J, …]) is needed. The settings of the method are those of
-            `EnsembleSettings` with members="C", and of `DistillSettings` with optimizer="sgd".
-
-    Raises:
-        SettingError, ModelError: as `Server`.
-
-    Example:
-        >>> server = VDistillation(nn.Linear(4, 3), unlabeled=torch.zeros(8, 4), distill_epochs=5)
-        >>> [server.method.settings()[name] for name in ("members", "optimizer", "distill_epochs")]
-        ['C', 'sgd', 5]
-    """
-
-    method_name = "v-distillation"
-
-
-class OneEnsemble(_NamedServer):
-    """One round of long local training: p(y | x) = (1/N) Σ_i p(y | x, w_i), the clients' vote, is `predict_proba`.
-
-    `aggregate` keeps the clients' models and returns their average.
-
-    Args:
-        model: the architecture.
-        **options: those of `Server`, and the settings of `EnsembleSettings` with members="C".
-
-    Raises:
-        SettingError, ModelError: as `Server`.
-
-    Example:
-        >>> model = nn.Linear(1, 2, bias=False)
-        >>> server = OneEnsemble(model)
-        >>> weights = [torch.tensor([[50.0], [0.0]]), torch.tensor([[0.0], [50.0]])]  # sure of class 0, sure of class 1
-        >>> updates = [ClientUpdate({"weight": weight}, num_examples=1) for weight in weights]
-        >>> state = server.aggregate(model.state_dict(), updates)
-        >>> server.predict_proba(state, torch.ones(1, 1))
-        tensor([[0.5000, 0.5000]])
-    """
-
-    method_name = "1-ensemble"
-
-
-class FedBE(_NamedServer):
-    """Members vote on `unlabeled`; the average learns the vote p̂(x) = (1/|members|) Σ_w p(y | x, w) by SWA.
-
-    Args:
-        model: the architecture.
-        **options: those of `Server`; `unlabeled` (inputs [J, …]) is needed. The settings of the method are those of
-            `EnsembleSettings`, `DistillSettings` and `GateSettings`. `variant` (default "auto") sets their defaults;
-            "paper" is FedBE as published: samples, average and clients vote.
-
-    Raises:
-        SettingError, ModelError: as `Server`.
-
-    Example:
-        >>> inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
-        >>> server = FedBE(nn.Linear(4, 3), unlabeled=inputs, num_samples=5, members="SA")
-        >>> server
-        FedBE(parameters=15, unlabeled=8, seed=0, round=0)
-    """
-
-    method_name = "fedbe"
-
-
-# The one list of classes with a method of their own. Flower's strategies are made from it, too.
-SERVER_CLASSES: Mapping[str, type[_NamedServer]] = {
-    cls.method_name: cls for cls in (FedAvg, FedAvgM, FedProx, Scaffold, VDistillation, OneEnsemble, FedBE)
-}
-
-
-def server(name: str, model: nn.Module, **options: Any) -> Server:
-    """A server for any method of the catalogue, of the method's own class where there is one.
-
-    Args:
-        name: a name of `fedbe methods`, such as "fedbe" or "fedavg".
-        model: the architecture.
-        **options: those of `Server`, and settings of the method by name.
-
-    Returns:
-        A `FedBE` for "fedbe", and so on; a `Server` for a method without a class, such as "fedadam".
-
-    Raises:
-        SettingError: for an unknown name, option or setting.
-        ModelError: for a model that cannot be copied, trained or run on `unlabeled`.
-
-    Example:
-        >>> isinstance(server("fedavg", nn.Linear(1, 2)), FedAvg)
-        True
-    """
-    cls = SERVER_CLASSES.get(name) if isinstance(name, str) else None
-    return Server(name, model, **options) if cls is None else cls(model, **options)
 
 
 def _method(method: str | Method, variant: str, settings: Mapping[str, Any]) -> Method:

@@ -50,6 +50,7 @@ class DistillSettings:
         sharpening: exponent e of the targets, p̂ ∝ p^e.
         targets: ensemble (the vote) or labels (the server's true labels: the oracle of Table 3).
         augment: whether inputs are augmented while the student learns. They never are while the members vote.
+        distill_follow: whether the step sizes follow those of the clients (see `algorithms.pace`).
         distill_until: the fraction of all rounds, from the first, in which a student learns. Later the average stays.
     """
 
@@ -68,6 +69,7 @@ class DistillSettings:
     sharpening: float = 2.0
     targets: str = "ensemble"
     augment: bool = True
+    distill_follow: bool = False
     distill_until: float = 1.0
 
     def __post_init__(self) -> None:
@@ -185,10 +187,8 @@ def distill(
 
     Returns:
         The last point, or the mean of the SWA points with BatchNorm statistics recomputed on the inputs, or, with early
-        stopping, the point with the lowest loss on the inputs that were not learned from.
-
-    Raises:
-        AggregationError: if the student's weights are not finite.
+        stopping, the point with the lowest loss on the inputs that were not learned from. If the steps were too large,
+        its values are not finite: see `check_student`.
     """
     learned, held_out = hold_out(len(inputs), HELD_OUT if settings.distill_patience_epochs else 0.0, generator)
     check_batch(runner.module, min(len(learned), settings.distill_batch_size))
@@ -223,7 +223,7 @@ def distill(
     if average.count:
         average.apply_()
         recalibrate(runner, inputs)
-    return _checked_student(stopping.best or runner.read(), settings)
+    return stopping.best or runner.read()
 
 
 def _optimizer(runner: ModelRunner, settings: DistillSettings) -> Optimizer:
@@ -236,10 +236,10 @@ def _optimizer(runner: ModelRunner, settings: DistillSettings) -> Optimizer:
     )
 
 
-def _checked_student(student: ModelState, settings: DistillSettings) -> ModelState:
+def check_student(student: ModelState, settings: DistillSettings) -> None:
+    """AggregationError if the student has values that are not finite."""
     if not student.finite():
         raise AggregationError(
             "distillation diverged to values that are not finite: lower `distill_lr` "
             f"(now {settings.distill_lr}); the global model is unchanged"
         )
-    return student

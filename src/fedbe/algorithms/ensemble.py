@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from fedbe.algorithms.balance import check_mix
 from fedbe.algorithms.vote import Member, get_vote_rule
 from fedbe.core.inputs import Inputs
+from fedbe.core.layout import Layout
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.normalization import STATISTICS, batch_norm_layers, clamp_variances, recalibrated
-from fedbe.core.state import Layout, ModelState
+from fedbe.core.state import ModelState
 from fedbe.core.updates import ClientId, Update
 from fedbe.errors import SettingError, nearest
 from fedbe.posterior import Posterior, PosteriorSettings, get_posterior
@@ -30,7 +32,7 @@ def parse_members(letters: str) -> frozenset[str]:
     """The kinds of members in a word such as "SAC".
 
     Raises:
-        SettingError: for an empty word, another letter, a letter that is there twice, or P alone.
+        SettingError: for an empty word, another letter, a letter that occurs twice, or P alone.
 
     Example:
         >>> sorted(parse_members("SC"))
@@ -60,6 +62,8 @@ class EnsembleSettings:
         statistics: BatchNorm statistics of samples: recalibrated, averaged or sampled (see `core.normalization`).
         vote: the rule that combines the members' probabilities (`VOTE_RULES`).
         balance: whether the vote gets the mix of classes that its members expect together (see `algorithms.balance`).
+        class_mix: the mix of classes of the server's inputs, where it is known: a share or a count for each class. The
+            vote gets this mix, whatever `balance` says.
     """
 
     members: str = "SAC"
@@ -71,6 +75,7 @@ class EnsembleSettings:
     statistics: str = "recalibrated"
     vote: str = "mean"
     balance: bool = False
+    class_mix: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         kinds = parse_members(self.members)
@@ -82,6 +87,7 @@ class EnsembleSettings:
         if "P" in kinds and self.num_past < 1:
             raise SettingError(f"`num_past` must be >= 1 when members include P, got {self.num_past}")
         get_vote_rule(self.vote)
+        object.__setattr__(self, "class_mix", check_mix(self.class_mix))
         _ = self.posterior_settings  # checks scale and alpha
 
     @property
@@ -109,7 +115,7 @@ class EnsembleSettings:
 
     def samples_like(self, other: "EnsembleSettings") -> bool:
         """Whether both settings draw the same models from one round's updates."""
-        same = {"members": "S", "vote": "mean", "balance": False, "num_past": 1}
+        same = {"members": "S", "vote": "mean", "balance": False, "class_mix": (), "num_past": 1}
         return replace(self, **same) == replace(other, **same)  # type: ignore[arg-type]
 
     def count(self, num_clients: int) -> int:

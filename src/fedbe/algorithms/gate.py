@@ -2,12 +2,12 @@
 
 A part of the server's inputs is kept out of the distillation. Afterwards, on these inputs, the gate asks who agrees
 more with the vote, the student or the average that it started from. Unless the student does, by more than chance
-explains, it has not learnt the vote: the average stays, and the next student takes smaller steps. When the smallest
+explains, it has not learned the vote: the average stays, and the next student takes smaller steps. When the smallest
 steps are refused too, the server rests, longer each time, and then tries again.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -137,7 +137,7 @@ class Judgement:
     """What the gate decided in one round.
 
     Attributes:
-        average, student: their mean scores on the inputs that were kept out.
+        average, student: their mean scores on the inputs that were kept out; 0 for a student that diverged.
         margin: by how much the student must be above the average.
         lr: the step size at which the student learned.
     """
@@ -152,16 +152,22 @@ class Judgement:
         """Whether the student replaces the average."""
         return self.student - self.average > self.margin
 
+    def as_record(self) -> dict[str, float | bool]:
+        """The judgement for rounds.jsonl."""
+        return asdict(self) | {"accepted": self.accepted}
+
 
 def judge(settings: GateSettings, average: Tensor, student: Tensor, vote: Tensor, lr: float) -> Judgement:
     """Compare two predictions [H, classes, …] with the vote on the inputs that were kept out.
 
     With d_j the student's score minus the average's on input j, the margin is `gate_margin` standard errors of the
-    mean of d: gate_margin · std(d)/√H.
+    mean of d: gate_margin · std(d)/√H. The pixels or words of one input depend on each other, so d_j is their mean. A
+    student whose predictions are not finite has the score 0.
     """
     score = JUDGES[settings.gate]
     average, student, vote = average.cpu(), student.cpu(), vote.cpu()
-    of_average, of_student = score(average, vote), score(student, vote)
-    difference = of_student - of_average
-    error = float(difference.std(correction=0)) / difference.numel() ** 0.5
+    of_average = score(average, vote)
+    of_student = score(student, vote) if bool(student.isfinite().all()) else torch.zeros_like(of_average)
+    difference = (of_student - of_average).reshape(len(vote), -1).mean(1)
+    error = float(difference.std(correction=0)) / len(difference) ** 0.5
     return Judgement(float(of_average.mean()), float(of_student.mean()), settings.gate_margin * error, lr)

@@ -12,11 +12,13 @@ from typing import Any
 
 from torch import nn
 
+from fedbe.algorithms.balance import known_mix
 from fedbe.algorithms.client.rules import ControlVariate, Dynamic, LocalRule, Prox
 from fedbe.algorithms.distillation import DistillSettings
 from fedbe.algorithms.ensemble import EnsembleSettings
 from fedbe.algorithms.server.corrections import Adaptive, DynamicUpdate, Recalibrate
-from fedbe.algorithms.server.stages import ControlUpdate, Distill, KeepMembers, Mean, Momentum, Stage
+from fedbe.algorithms.server.distill_stage import Distill
+from fedbe.algorithms.server.stages import ControlUpdate, KeepMembers, Mean, Momentum, Stage
 from fedbe.algorithms.server.transforms import Transform
 from fedbe.algorithms.vote import VoteRule, get_vote_rule
 from fedbe.errors import SettingError, check_option, check_settings, nearest
@@ -35,6 +37,7 @@ class Method:
         stages: run at the server, in order.
         extras: names of what the rules send back next to the model.
         one_round: whether the method is defined for a single round of communication.
+        variants: the variants (`VARIANTS`) whose settings the method takes; in all others it stays as its row.
 
     Example:
         >>> from fedbe.algorithms.server.transforms import ClipNorm
@@ -51,6 +54,15 @@ class Method:
     transforms: tuple[Transform, ...] = ()
     extras: tuple[str, ...] = ()
     one_round: bool = False
+    variants: tuple[str, ...] = ("released", "tuned")
+
+    def __post_init__(self) -> None:
+        robust = self.settings().get("robust", "none")
+        if self.extras and robust != "none":
+            raise SettingError(
+                f"`robust` must be 'none' for {self.title}, got '{robust}': its server adds up what the clients send "
+                "next to the model, so one hostile client could still move it; use a method without such extras"
+            )
 
     def needs_unlabeled(self, module: nn.Module) -> bool:
         """Whether the server needs unlabeled inputs for this model."""
@@ -69,7 +81,7 @@ class Method:
     @property
     def releases_mean(self) -> bool:
         """Whether the next model is the plain mean of the updates, and nothing else is made of them."""
-        return all(isinstance(stage, Mean) for stage in self.stages)
+        return not self.transforms and all(stage.releases_mean for stage in self.stages)
 
     @property
     def result(self) -> str:
@@ -81,6 +93,11 @@ class Method:
     def vote_rule(self) -> VoteRule:
         """How this method combines the predictions of members."""
         return get_vote_rule(self.settings().get("vote", "mean"))
+
+    def check_classes(self, classes: int) -> None:
+        """SettingError if a setting does not fit a model with that number of classes."""
+        if mix := self.settings().get("class_mix"):
+            known_mix(mix, classes)
 
     def settings(self) -> dict[str, Any]:
         """Every setting of the method's rules, transforms and stages, with its value.
@@ -148,6 +165,8 @@ def check_kind(name: str, default: Any, value: Any) -> None:
         kind, what = type(default), "true or false" if isinstance(default, bool) else "a word"
     elif isinstance(default, int):
         kind, what = Integral, "a whole number"
+    elif isinstance(default, tuple):
+        kind, what = list | tuple, "a list of numbers"
     else:
         kind, what = (Real, Mapping) if name == "alpha" else Real, "a number"
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -163,6 +182,7 @@ _FEDDF = DistillSettings(
     optimizer="adam", distill_epochs=141, distill_patience_epochs=14, sharpening=1.0, augment=False
 )
 _PAST = EnsembleSettings(members="AP")
+_FEDBE_VARIANTS = ("released", "auto", "tuned")
 _SCAFFOLD: dict[str, Any] = {"rules": (ControlVariate(),), "extras": ("control",)}
 
 METHODS: dict[str, Method] = {
@@ -202,12 +222,14 @@ METHODS: dict[str, Method] = {
             "FedBE",
             "sampled models, average and clients vote; the average learns the vote by SWA",
             stages=(Mean(), Distill()),
+            variants=_FEDBE_VARIANTS,
         ),
         Method(
             "fedbe-sgd",
             "FedBE (w/o SWA)",
             "FedBE with plain SGD in the distillation",
             stages=(Mean(), Distill(distillation=_PLAIN_SGD)),
+            variants=_FEDBE_VARIANTS,
         ),
         Method(
             "fedbe-median",
@@ -215,6 +237,7 @@ METHODS: dict[str, Method] = {
             "average and clients vote by median, the median model learns: for clients that may be hostile",
             # Without samples: hostile clients would decide the posterior that they are drawn from.
             stages=(Mean(robust="median"), Distill(EnsembleSettings(members="AC", vote="median"))),
+            variants=_FEDBE_VARIANTS,
         ),
         Method(
             "fedbe+fedprox",
@@ -222,12 +245,14 @@ METHODS: dict[str, Method] = {
             "FedBE with FedProx's clients",
             rules=(Prox(),),
             stages=(Mean(), Distill()),
+            variants=_FEDBE_VARIANTS,
         ),
         Method(
             "fedbe+fedavgm",
             "FedBE + FedAvgM",
             "FedBE that starts from the average with server momentum",
             stages=(Mean(), Momentum(), Distill()),
+            variants=_FEDBE_VARIANTS,
         ),
         Method(
             "fedbe+scaffold",
@@ -235,6 +260,7 @@ METHODS: dict[str, Method] = {
             "FedBE with SCAFFOLD's clients",
             stages=(Mean(), ControlUpdate(), Distill()),
             **_SCAFFOLD,
+            variants=_FEDBE_VARIANTS,
         ),
         # Not in the paper.
         Method(
@@ -263,12 +289,14 @@ METHODS: dict[str, Method] = {
             "FedDF",
             "the clients' mean logits are the vote; their average learns it by Adam, with early stopping",
             stages=(Mean(), Distill(EnsembleSettings(members="C", vote="logits"), _FEDDF)),
+            variants=(),  # its row says all of it, and no variant of FedBE changes it
         ),
         Method(
             "past-averages",
             "Past averages (FedSDD-style)",
             "the average and those of earlier rounds vote; the average learns the vote by SGD",
             stages=(Mean(), Distill(_PAST, replace(_PLAIN_SGD, sharpening=1.0))),
+            variants=(),  # its row says all of it, and no variant of FedBE changes it
         ),
     )
 }
@@ -301,6 +329,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "distill_lr": 0.03,
         "distill_lr_min": 0.012,
         "gate": "agreement",
+        "distill_follow": True,
     },
     "tuned": {
         "members": "AC",
@@ -312,24 +341,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 DEFAULT_VARIANT = "auto"
-# Methods of others that distil: their rows say all of it, and no variant of FedBE changes them.
-_WITHOUT_VARIANTS = ("feddf", "past-averages")
 
 
-def variant_settings(method: str, variant: str) -> dict[str, Any]:
-    """The settings of a variant for a method of that name.
+def variant_settings(method: Method, variant: str) -> dict[str, Any]:
+    """The settings of a variant for a method; none if the method does not take the variant.
 
     Raises:
         SettingError: for an unknown variant.
 
     Example:
-        >>> variant_settings("v-distillation", "auto")
+        >>> variant_settings(METHODS["v-distillation"], "auto")
         {}
     """
     check_option("variant", variant, VARIANTS)
-    if method in _WITHOUT_VARIANTS or (variant == "auto" and not method.startswith("fedbe")):
-        return {}
-    return VARIANTS[variant]
+    return VARIANTS[variant] if variant in method.variants else {}
 
 
 def get_method(name: str, variant: str = DEFAULT_VARIANT, **settings: Any) -> Method:
@@ -358,5 +383,6 @@ def get_method(name: str, variant: str = DEFAULT_VARIANT, **settings: Any) -> Me
 @cache
 def _with_variant(name: str, variant: str) -> Method:
     """The method with those settings of a variant that do not define it."""
-    free = METHODS[name].free_settings()
-    return METHODS[name].with_settings({k: v for k, v in variant_settings(name, variant).items() if k in free})
+    method = METHODS[name]
+    free = method.free_settings()
+    return method.with_settings({k: v for k, v in variant_settings(method, variant).items() if k in free})

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fedbe.core.state import Layout, ModelState
+from fedbe.core.layout import Layout
+from fedbe.core.state import ModelState
 
 
 def past_sizes(count: int, layout: Layout) -> dict[str, int]:

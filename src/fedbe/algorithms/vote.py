@@ -5,13 +5,13 @@
 Members predict one after the other, so memory does not grow with their number (unless a rule needs all of them).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedbe.algorithms.balance import balance, class_mix, target_mix
+from fedbe.algorithms.balance import balance, balance_by_members, expected_mix, known_mix
 from fedbe.core.inputs import Inputs, batches
 from fedbe.core.metrics import Metrics, compute_metrics, confidence
 from fedbe.core.model_runner import ModelRunner
@@ -232,7 +232,7 @@ class _Ballots:
         first_choice = part.argmax(1, keepdim=True)
         self._choices.scatter_add_(1, first_choice, torch.ones_like(first_choice, dtype=torch.int16))
         if self._notes_mixes:
-            self.mixes.append(class_mix(part))
+            self.mixes.append(expected_mix(part))
         metrics = None if self._labels is None else compute_metrics(part, self._labels)
         self.reports.append(MemberReport(name, confidence(part), metrics))
         return True
@@ -254,6 +254,7 @@ def vote(
     *,
     rule: VoteRule = mean_vote,
     balanced: bool = False,
+    class_mix: Sequence[float] = (),
 ) -> Vote:
     """Let the members predict and combine their predictions.
 
@@ -263,12 +264,14 @@ def vote(
         labels: true labels [J, …] of the inputs. They are used for the report only.
         rule: combines the predictions; the default is the mean.
         balanced: whether the combined prediction gets the mix of classes that the members expect together.
+        class_mix: the mix that it gets instead, where that is known: a share or a count for each class.
 
     Returns:
         The combined prediction and a report on each member. A member whose predictions are not finite does not vote.
 
     Raises:
         AggregationError: if no member gives finite predictions.
+        SettingError: if `class_mix` does not have one number for each class.
     """
     ballots = _Ballots(labels, balanced)
     names: list[str] = []
@@ -288,8 +291,10 @@ def vote(
         yield from predictions
 
     combined = rule(valid())
-    if len(ballots.mixes) > 1:
-        combined = balance(combined, target_mix(torch.stack(ballots.mixes)))
+    if class_mix:
+        combined = balance(combined, known_mix(class_mix, combined.shape[1]))
+    elif len(ballots.mixes) > 1:
+        combined = balance_by_members(combined, torch.stack(ballots.mixes))
     return Vote(
         probabilities=combined,
         members=tuple(ballots.reports),

@@ -116,6 +116,16 @@ def cores() -> int:
         return available
 
 
+def torch_release(version: str) -> str:
+    """A version of torch without the build: another wheel of it, for another device, may continue a run.
+
+    Example:
+        >>> torch_release("2.13.0+cpu")
+        '2.13.0'
+    """
+    return version.partition("+")[0]
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Compute with one thread.

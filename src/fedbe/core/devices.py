@@ -13,6 +13,7 @@ from fedbe.errors import SettingError
 CPU = torch.device("cpu")
 ACCELERATORS = ("cuda", "xpu", "mps")  # what "auto" looks for, in this order
 FORMS = "auto, cpu, cuda, cuda:1, cuda:0,1 or mps"
+FULL_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")  # CUDA and MPS; cuBLAS and cuDNN; the CPU
 WORKERS_PER_DEVICE = 4  # a process waits for its own kernel launches, and costs about half a gigabyte of the device
 
 
@@ -126,14 +127,18 @@ def has_bfloat16_units(text: str) -> bool:
 
     So does a device that only other machines have.
     """
-    return (parse_devices(text)[0].type in ("cuda", "xpu") and is_here(text)) and all(
-        bool(torch.get_device_module(device).is_bf16_supported(including_emulation=False))
-        for device in parse_devices(text)
-    )
+    devices = parse_devices(text)
+    return devices[0].type in ("cuda", "xpu") and is_here(text) and all(map(_computes_bfloat16, devices))
+
+
+def _computes_bfloat16(device: torch.device) -> bool:
+    module = torch.get_device_module(device)
+    with module.device(device):  # torch answers for the current one
+        return bool(module.is_bf16_supported(including_emulation=False))
 
 
 def default_workers(text: str, cores: int) -> int:
-    """How many worker processes are started if nobody says: one for each core, but only a few for each accelerator."""
+    """The default number of worker processes: one for each core, but only a few for each accelerator."""
     devices = parse_devices(text)
     return cores if devices[0] == CPU else min(cores, WORKERS_PER_DEVICE * len(devices))
 
@@ -143,6 +148,23 @@ def ask_for_same_bits(device: torch.device) -> None:
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the memory of a device is full. Each kind of device raises another one.
+
+    Example:
+        >>> is_out_of_memory(RuntimeError("MPS backend out of memory")), is_out_of_memory(RuntimeError("no such layer"))
+        (True, False)
+    """
+    if not isinstance(error, RuntimeError):
+        return False
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in FULL_MEMORY)
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Whether a device has failed, so that every later call of this process would fail, too (older torch: unknown)."""
+    return isinstance(error, getattr(torch, "AcceleratorError", ())) and not is_out_of_memory(error)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

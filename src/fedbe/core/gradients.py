@@ -7,6 +7,7 @@ depend on the number of threads. Threads inside a convolution wait for each othe
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from fedbe.core.model_runner import ModelRunner
 from fedbe.core.random import preserved_rng
 from fedbe.errors import ModelError
 
+ROUNDING = 1e-3  # of the largest logit: kernels for one input and for two may round differently
 PARTS = 4  # of 32 inputs at FedBE's batch size of 128; a convolution is less efficient on fewer
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits, target probabilities) -> the mean loss of the examples
@@ -41,8 +43,9 @@ def backward_in_parts(runner: ModelRunner, inputs: Inputs) -> Iterator[Backward]
         ∇ = Σ_k (n_k/n) ∇_k   over the parts k = 1 … 4 with n_k of the batch's n examples, added in this order
 
     A batch is cut if the model has convolutions, computes on a CPU and treats each example by itself: it has no
-    BatchNorm, and a training pass neither draws random numbers (dropout) nor changes buffers. As many threads compute
-    as torch has in this process.
+    BatchNorm, and a training pass neither draws random numbers (dropout), nor changes buffers, nor gives the first of
+    two examples other logits than it has alone. As many threads compute as torch has in this process, or as
+    `runner.threads` says.
 
     Args:
         runner: Its module must be in training mode, without gradients before each call.
@@ -63,7 +66,7 @@ def backward_in_parts(runner: ModelRunner, inputs: Inputs) -> Iterator[Backward]
             yield compute_whole
         return
     parameters = [parameter for _, parameter in runner.trainable()]
-    threads = min(PARTS, torch.get_num_threads())
+    threads = min(PARTS, runner.threads or torch.get_num_threads())
     # A new thread computes with torch's default number of threads, whatever this one has.
     with one_thread(), ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
 
@@ -91,6 +94,12 @@ def _sum(gradients: list[Tensor]) -> Tensor | None:
     return gradients[0]
 
 
+def learns_in_parts(runner: ModelRunner, inputs: Inputs) -> bool:
+    """Whether `backward_in_parts` cuts the batches of this model. Its module is in training mode afterwards."""
+    runner.module.train()
+    return bool(_twins(runner, inputs))
+
+
 def _twins(runner: ModelRunner, inputs: Inputs) -> list[ModelRunner]:
     """A runner for each part, because a module may keep values between its layers. None if batches stay whole."""
     if not has_convolutions(runner.module) or runner.device.type != "cpu":
@@ -106,13 +115,24 @@ def _twins(runner: ModelRunner, inputs: Inputs) -> list[ModelRunner]:
 
 
 def _is_by_example(runner: ModelRunner, few: Batch) -> bool:
-    """Whether a training pass treats each example by itself: no BatchNorm, no random numbers, no changed buffers."""
+    """Whether a training pass treats each example by itself.
+
+    It has no BatchNorm, draws no random numbers, changes no buffers, and the first of two inputs has the logits that it
+    has alone: a module can call `functional.batch_norm` itself.
+    """
     if any(isinstance(layer, _BatchNorm) for layer in runner.module.modules()):
         return False
     trial = runner.twin(shares_tensors=False)
+    trial.plan = replace(trial.plan, precision="float32")  # so that logits differ by little if nothing is shared
     before = [buffer.clone() for buffer in trial.module.buffers()]
     with preserved_rng(runner.device), torch.no_grad():
         state = torch.get_rng_state()
-        trial.logits(few)
-        draws = not torch.equal(state, torch.get_rng_state())
-    return not draws and all(map(torch.equal, before, trial.module.buffers()))
+        try:
+            together = trial.logits(few)[:1]
+            draws = not torch.equal(state, torch.get_rng_state())
+            if draws or not all(map(torch.equal, before, trial.module.buffers())):
+                return False
+            alone = trial.logits(map_batch(lambda tensor: tensor[:1], few))
+        except Exception:  # `functional.batch_norm` of a single value; what fails on whole batches, too, fails there
+            return False
+    return bool((together - alone).abs().amax() <= ROUNDING * together.abs().amax())

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from fedbe.core.compute import Plan
 from fedbe.core.devices import to_device
 from fedbe.core.inputs import Batch, Inputs, count_of, map_batch, tensors_of
+from fedbe.core.layout import Layout
 from fedbe.core.random import preserved_rng
-from fedbe.core.state import Layout, ModelState
+from fedbe.core.state import ModelState
 from fedbe.errors import FedBEError, ModelError, ModelWarning, SettingError
 
 
@@ -32,6 +33,7 @@ class ModelRunner:
         layout: Which tensor lies where in a flat vector. Its device is that of the given module: states stay there.
         device: Where the module computes: the plan's device, or that of the given module.
         plan: The plan as given.
+        threads: How many threads compute the parts of a batch (`backward_in_parts`); None for as many as torch has.
         channels_last: Whether images are computed in channels-last. False if the plan says so, on an MPS device, or if
             the first images showed that the module does not take it.
 
@@ -52,6 +54,7 @@ class ModelRunner:
         if not isinstance(plan, Plan | None):
             raise SettingError(f"`plan` must be a fedbe.Plan, got {plan!r}")
         self.plan, self._output = plan or Plan(), output
+        self.threads: int | None = None
         self._task_is_checked = False
         self.layout = Layout(module)
         self.device = self.plan.compute_device(self.layout.device)
@@ -80,16 +83,30 @@ class ModelRunner:
             tensor.copy_(slot.view(params))
         for tensor, slot in zip(self._buffers, self.layout.buffers, strict=True):
             tensor.copy_(slot.view(buffers))
-        for name, counter in self._counters.items():
-            counter.copy_(state.counters[name])
+        if self._counters:  # as one vector: each copy to a device costs the same, however small
+            joined = torch.cat([state.counters[name].reshape(-1).long() for name in self._counters])
+            for counter, numbers in zip(self._counters.values(), self._split(joined.to(self.device)), strict=True):
+                counter.copy_(numbers)
         for buffer, first in self._unsaved:
             buffer.copy_(first)
 
     @torch.no_grad()
     def read(self) -> ModelState:
         """A copy of the module's numbers, on the layout's device."""
-        counters = {name: t.to(self.layout.device, copy=True) for name, t in self._counters.items()}
+        counters: dict[str, Tensor] = {}
+        if self._counters:
+            joined = torch.cat([counter.reshape(-1).long() for counter in self._counters.values()])
+            for (name, counter), numbers in zip(
+                self._counters.items(), self._split(joined.to(self.layout.device)), strict=True
+            ):
+                counters[name] = numbers.to(counter.dtype, copy=True)
         return ModelState(self._flat(self._params), self._flat(self._buffers), counters)
+
+    def _split(self, joined: Tensor) -> list[Tensor]:
+        """The counters in one vector, each in its shape."""
+        counters = self._counters.values()
+        parts = torch.split(joined, [counter.numel() for counter in counters])
+        return [part.view(counter.shape) for part, counter in zip(parts, counters, strict=True)]
 
     def _flat(self, tensors: list[Tensor]) -> Tensor:
         if not tensors:
@@ -222,8 +239,11 @@ def _copy_of(module: nn.Module, shared: dict[int, Any] | None = None) -> nn.Modu
         raise ModelError(f"`model` cannot be copied ({error}); give a module that copy.deepcopy accepts") from error
 
 
-def try_model(runner: ModelRunner, inputs: Inputs, what: str = "`unlabeled`") -> None:
+def try_model(runner: ModelRunner, inputs: Inputs, what: str = "`unlabeled`") -> int:
     """Run the first two inputs through the model, to refuse now what would fail only after all clients have trained.
+
+    Returns:
+        The number of classes.
 
     Raises:
         SettingError: The model fails on them.
@@ -233,7 +253,7 @@ def try_model(runner: ModelRunner, inputs: Inputs, what: str = "`unlabeled`") ->
     few = inputs.batch(torch.arange(min(2, len(inputs))))
     try:
         with torch.enable_grad():  # `_check_task` reads the last operation
-            runner.logits(few)
+            return runner.logits(few).shape[1]
     except FedBEError:
         raise
     except Exception as error:

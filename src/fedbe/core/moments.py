@@ -182,7 +182,12 @@ def _move_with_variance(mean: Tensor, variance: Tensor, value: Tensor, share: fl
 
 
 def weighted_mean(states: Iterable[tuple[ModelState, float]], watch: Watch | None = None) -> ModelState:
-    """Σ_i (n_i/Σn) w_i over pairs of a state w_i and its weight n_i; `watch` as in `Moments.add_all`."""
+    """Σ_i (n_i/Σn) w_i.
+
+    Args:
+        states: Pairs of a state w_i and its weight n_i. They are read one at a time.
+        watch: As in `Moments.add_all`.
+    """
     moments = Moments()
     moments.add_all(states, watch)
     return moments.mean

@@ -20,9 +20,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedbe.core.inputs import Inputs
+from fedbe.core.layout import Layout, Slot
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.random import generator
-from fedbe.core.state import Layout, ModelState, Slot
+from fedbe.core.state import ModelState
 from fedbe.errors import SettingError
 
 STATISTICS = ("recalibrated", "averaged", "sampled")

@@ -7,7 +7,6 @@ modules below the current directory are imported, unless the user trusts the fil
 import functools
 import hashlib
 import importlib
-import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -52,21 +51,31 @@ def load_function(path: str, error: type[FedBEError]) -> Callable[..., Any]:
 
 def _check_local(path: str, package: str, folder: Path, error: type[FedBEError]) -> None:
     """Refuse a module that is not part of the project in the current directory. Nothing is imported for that."""
-    try:
-        spec = importlib.machinery.PathFinder.find_spec(package)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None and package not in sys.builtin_module_names and package not in sys.stdlib_module_names:
+    locations = _locations(package)
+    if locations is None:
         return  # there is no such module, and importing it says so
-    locations = (
-        [] if spec is None else [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else ())]
-    )
     if not locations or not all(_is_project_file(Path(path).resolve(), folder) for path in locations):
         where = locations[0] if locations else "Python itself"
         raise error(
             f"'{path}' would run code from {where}, which is not below the current directory: give --trust if you "
-            "trust who named it"
+            "trust the source of that name"
         )
+
+
+def _locations(package: str) -> list[str] | None:
+    """The folders and the file of a module, wherever the import system finds it; None if there is no such module.
+
+    The path alone is not enough: editable installs, for example, add finders of their own.
+    """
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # ValueError: a loaded module without a spec, such as `__main__`
+        spec = None
+    if spec is None:
+        module = sys.modules.get(package)
+        file = getattr(module, "__file__", None)
+        return None if module is None else [file] if file else []
+    return [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.has_location and spec.origin else ())]
 
 
 def _check_own(path: str, function: Any, folder: Path, error: type[FedBEError]) -> None:
@@ -78,7 +87,7 @@ def _check_own(path: str, function: Any, folder: Path, error: type[FedBEError]) 
     if file is None or not _is_project_file(Path(file).resolve(), folder):
         raise error(
             f"'{path}' is code of '{owner.__module__}', which is not below the current directory: write a function "
-            "there that calls it, or give --trust if you trust who named it"
+            "there that calls it, or give --trust if you trust the source of that name"
         )
 
 

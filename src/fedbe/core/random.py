@@ -37,7 +37,13 @@ def derive(seed: int, round: int = 0, role: str = "", client: int | str = "") ->
 
 
 def generator(seed: int, round: int = 0, role: str = "", client: int | str = "") -> torch.Generator:
-    """A torch generator on the CPU for one purpose, with the seed that `derive` gives.
+    """A torch generator on the CPU for one purpose, with a seed that is a hash of the four arguments (see `derive`).
+
+    Args:
+        seed: The seed of the run.
+        round: The number of the round.
+        role: The purpose, such as "cohort" or "distill".
+        client: The client id. Its type counts: client 3 and client "3" are two clients.
 
     Example:
         >>> a = torch.rand(2, generator=generator(0, 3, "distill"))

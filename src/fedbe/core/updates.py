@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 
+import torch
 from torch import Tensor
 
 from fedbe.core.state import ModelState
@@ -40,12 +41,29 @@ class ClientUpdate:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """An admitted update: checked, and with a packed state and packed extras [P]."""
+    """An admitted update: checked, and with a packed state and packed extras [P].
+
+    Attributes:
+        client_id: Who sent it.
+        state: The client's model, as two flat vectors.
+        num_examples: Its weight: the number of examples that counts for it.
+        extras: What else the client's rules sent (SCAFFOLD's change of its control variate), by name.
+    """
 
     client_id: ClientId
     state: ModelState
     num_examples: float
     extras: Mapping[str, Tensor]
+
+
+def changed_memory(memory: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A client's memory after a round, m + Δ, where a vector that the client did not have before starts at 0.
+
+    Example:
+        >>> changed_memory({"control": torch.tensor([1.0])}, {"control": torch.tensor([0.5])})
+        {'control': tensor([1.5000])}
+    """
+    return {name: memory.get(name, torch.zeros(())) + change for name, change in changes.items()}
 
 
 def is_num_examples(num_examples: object) -> bool:

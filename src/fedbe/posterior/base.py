@@ -11,7 +11,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from fedbe.core.state import Layout, ModelState
+from fedbe.core.layout import Layout
+from fedbe.core.state import ModelState
 from fedbe.core.updates import ClientId, ClientUpdate, Update, check_num_examples
 from fedbe.errors import SettingError, StateError
 

@@ -6,8 +6,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from fedbe.core.layout import Layout, Slot
 from fedbe.core.moments import Moments
-from fedbe.core.state import Layout, ModelState, Slot
+from fedbe.core.state import ModelState
 from fedbe.core.updates import Update
 from fedbe.posterior.base import PosteriorSettings
 from fedbe.posterior.gaussian import DiagonalGaussian

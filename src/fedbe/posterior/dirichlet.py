@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedbe.core.layout import Layout
 from fedbe.core.moments import weighted_mean
 from fedbe.core.random import numpy_generator
-from fedbe.core.state import Layout, ModelState
+from fedbe.core.state import ModelState
 from fedbe.core.updates import ClientUpdate, Update
 from fedbe.errors import SettingError
 from fedbe.posterior.base import Alpha, Posterior, PosteriorSettings, check_alpha, pack_updates

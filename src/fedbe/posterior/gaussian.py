@@ -7,8 +7,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from fedbe.core.layout import Layout
 from fedbe.core.moments import Moments
-from fedbe.core.state import Layout, ModelState
+from fedbe.core.state import ModelState
 from fedbe.core.updates import ClientUpdate, Update
 from fedbe.posterior.base import Posterior, PosteriorSettings, check_scale, pack_updates
 

@@ -429,6 +429,32 @@ class TestWild:
         assert server.info.clients == ("anonymous 1", "b", "c")
 
 
+class TestAlone:
+    """One client cannot be compared with others, and its own changes are no yardstick."""
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [({W: 1e30}, "its '0.weight' changed"), ({VAR: 1e30}, "'1.running_var' changed"), ({STEPS: 2**40}, "grew by")],
+    )
+    @pytest.mark.parametrize("others", [False, True], ids=["one-reply", "the-other-is-nan"])
+    def test_the_absolute_bounds_hold(self, module, replies, changes, reason, others):
+        good = replies(module)[0]
+        bad = _state(good, **{name: torch.full_like(good.state[name], value) for name, value in changes.items()})
+        nan = _with(_state(good, **{W: _put(good.state[W], torch.nan)}), client_id=1)
+        with pytest.raises(AggregationError, match=reason):
+            FedAvg(module).aggregate(module.state_dict(), [bad, nan] if others else [bad])
+
+    @pytest.mark.parametrize(("control", "usable"), [(100.0, True), (1e30, False)])
+    def test_an_extra_is_not_its_own_yardstick(self, module, replies, control, usable):
+        server = Scaffold(module, total_clients=1)
+        given = [_with(replies(module)[0], extras={"control": torch.full((83,), control)})]
+        if usable:
+            server.aggregate(module.state_dict(), given)
+        else:
+            with pytest.raises(AggregationError, match="its extra 'control'"):
+                server.aggregate(module.state_dict(), given)
+
+
 class TestTooFew:
     def test_nothing_changes_and_the_reasons_are_told(self, module, replies):
         server = FedAvgM(module, min_clients=2)
@@ -556,7 +582,7 @@ class TestConstantBuffers:
             updates.append(ClientUpdate(state, 100, i))
         return updates
 
-    @pytest.mark.parametrize("count", [2, 3, 10])
+    @pytest.mark.parametrize("count", [3, 10])
     def test_who_changes_what_nobody_trains_is_set_aside(self, count):
         module = Scaled()
         server = FedAvg(module)
@@ -564,6 +590,23 @@ class TestConstantBuffers:
         assert torch.equal(state["mean"], module.mean)
         (aside,) = server.info.set_aside
         assert (aside.client_id, aside.reason) == (0, "it changed 'mean', which the others left as it is")
+
+    @pytest.mark.parametrize("hostile", [1, 2])
+    @pytest.mark.parametrize("scale", [1.0, 300.0], ids=["scaled", "raw"])
+    def test_at_a_tie_no_honest_client_is_set_aside(self, network, hostile, scale):
+        """Hostile clients that leave the statistics of BatchNorm alone must not decide that nobody trains them."""
+        module = network("mlp-bn")
+        start, honest, bad = module.state_dict(), copy.deepcopy(module), copy.deepcopy(module)
+        with torch.no_grad():
+            for _ in range(20):
+                honest(scale * torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
+            for client, step in ((honest, 0.01), (bad, -1.0)):
+                for weight in client.parameters():
+                    weight += step
+        states = [honest.state_dict()] * hostile + [{**start, **dict(bad.named_parameters())}] * hostile
+        server = FedAvg(module)
+        server.aggregate(start, [ClientUpdate(state, 100, i) for i, state in enumerate(states)])
+        assert server.info.set_aside == ()
 
     def test_clients_that_train_nothing_are_no_judges(self):
         """Statistics of BatchNorm change where a client trains; here only one of four does."""

@@ -72,7 +72,8 @@ def test_no_honest_client_is_set_aside(norm, rounds, scale):
     measured, _ = meter.measure(bank, [1.0] * len(bank))
     choose = random.Random(0)
     cohorts = [choose.sample(range(CLIENTS), choose.randint(2, 20)) for _ in range(COHORTS // 4 - 1)]
-    for cohort in [list(range(7)), *cohorts]:
+    alone = [[i] for i in range(CLIENTS)]
+    for cohort in [list(range(7)), *alone, *cohorts]:
         chosen = [measured[i] for i in cohort]
         weights = cap_weights([m.update.num_examples for m in chosen], LIMITS.max_share, LIMITS.max_size_ratio)
         assert find_outliers(chosen, weights, meter, LIMITS.max_norm_ratio, LIMITS.max_change) == {}

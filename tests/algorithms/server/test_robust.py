@@ -20,6 +20,12 @@ from fedbe.errors import SettingError
 RULES = [rule for rule in ROBUST_RULES if rule != "none"]
 
 
+@pytest.mark.parametrize("method", ["scaffold", "feddyn", "fedbe+scaffold"])
+def test_methods_whose_server_adds_up_what_clients_send_have_no_robust_mean(method):
+    with pytest.raises(SettingError, match=r"`robust` must be 'none' for .*, got 'median'"):
+        get_method(method, robust="median")
+
+
 class TestByHand:
     def test_median(self):
         rows = torch.tensor([[1.0, 5.0], [3.0, -9.0], [2.0, 6.0]])

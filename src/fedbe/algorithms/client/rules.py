@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fedbe.core.state import Layout
+from fedbe.core.layout import Layout
 from fedbe.errors import SettingError, nearest
 
 

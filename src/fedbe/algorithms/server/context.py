@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ class StepInfo:
         if not self.channels_last:
             record["memory_layout"] = "contiguous"
         if self.gate is not None:
-            record["gate"] = asdict(self.gate) | {"accepted": self.gate.accepted}
+            record["gate"] = self.gate.as_record()
         if self.left_out:
             record["left_out"] = list(self.left_out)
         if self.members:

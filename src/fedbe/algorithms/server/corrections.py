@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fedbe.algorithms.server.context import Draft, Round
 from fedbe.algorithms.server.stages import Stage
+from fedbe.core.layout import Layout
 from fedbe.core.normalization import batch_norm_layers, recalibrated
-from fedbe.core.state import Layout
 from fedbe.errors import SettingError, check_option
 
 ADAPTIVE_FORMS = ("adam", "yogi")

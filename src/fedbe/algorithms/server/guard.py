@@ -11,11 +11,12 @@ from numbers import Integral
 
 from torch import Tensor
 
-from fedbe.algorithms.server.influence import Capped, cap_weights
+from fedbe.algorithms.server.influence import Capped
 from fedbe.algorithms.server.limits import REPORTED, ClientWeights, Limits
 from fedbe.algorithms.server.outliers import ChangeMeter, Measured, find_outliers, structure_changes
+from fedbe.core.layout import Layout
 from fedbe.core.normalization import negative_variance
-from fedbe.core.state import Layout, ModelState
+from fedbe.core.state import ModelState
 from fedbe.core.updates import ClientId, ClientUpdate, Update, check_num_examples
 from fedbe.errors import AggregationError, StateError
 
@@ -52,7 +53,7 @@ class SetAside:
 class Admission:
     """The guard's result: the admitted updates in a fixed order, those set aside, and those that count less.
 
-    `mean` is the weighted mean of the admitted updates, if the guard has computed it on its way.
+    `mean` is the weighted mean of the admitted updates, if the guard computed it.
     """
 
     admitted: tuple[Update, ...]
@@ -200,18 +201,14 @@ def _numbered(anonymous: list[Measured]) -> list[Measured]:
 def _without_outliers(
     updates: list[Measured], meter: ChangeMeter, limits: Limits
 ) -> tuple[list[Measured], list[SetAside]]:
-    if len(updates) < 2:
-        return updates, []
+    if not updates:
+        return [], []
     weights = _counted([m.update for m in updates], limits)
     return _split(updates, find_outliers(updates, weights, meter, limits.max_norm_ratio, limits.max_change))
 
 
 def _counted(updates: Sequence[Update], limits: Limits) -> list[float]:
-    """The weights that the updates count with. Only reports are capped: the server may trust what it declared."""
-    weights = [u.num_examples for u in updates]
-    if limits.client_weights != REPORTED or not weights:
-        return weights
-    return cap_weights(weights, limits.max_share, limits.max_size_ratio)
+    return limits.counted([(u.client_id, u.num_examples) for u in updates])
 
 
 def _capped(updates: Sequence[Update], limits: Limits) -> tuple[tuple[Update, ...], tuple[Capped, ...]]:

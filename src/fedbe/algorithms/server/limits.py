@@ -1,9 +1,10 @@
 """The limits of the guard: settings of the library, of recipes and of strategies."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+from fedbe.algorithms.server.influence import cap_weights
 from fedbe.core.updates import ClientId, check_num_examples
 from fedbe.errors import SettingError, StateError
 
@@ -44,6 +45,22 @@ class Limits:
         if not isinstance(self.max_size_ratio, Real) or not self.max_size_ratio >= 1:
             raise SettingError(f"`max_size_ratio` must be a number >= 1, got {self.max_size_ratio!r}")
         _check_client_weights(self.client_weights)
+
+    def counted(self, claims: Sequence[tuple[ClientId, float]]) -> list[float]:
+        """The weights that clients with these numbers of examples count with.
+
+        Only reports are capped: the server may trust what it declared. A client that it did not declare counts 0.
+
+        Example:
+            >>> claims = [(0, 1e15), (1, 100.0)]
+            >>> Limits().counted(claims), Limits(client_weights={1: 7}).counted(claims)
+            ([300.0, 100.0], [0.0, 7.0])
+        """
+        if isinstance(self.client_weights, Mapping):
+            return [float(self.client_weights.get(client, 0.0)) for client, _ in claims]
+        if self.client_weights == EQUAL or not claims:
+            return [1.0 for _ in claims]
+        return cap_weights([examples for _, examples in claims], self.max_share, self.max_size_ratio)
 
 
 def _check_client_weights(weights: ClientWeights) -> None:

@@ -9,12 +9,16 @@ w̄ is the global model. For running variances both factors are squared, as the 
 of all clients' changes of t; clients that trained nothing do not count, if most did train. work_i = n_i / median n, at
 least 1: who has more data may move further. The weights n_i are those after the cap of `influence`, so a claim widens
 the bound only so far. Where honest clients leave a tensor alone, usual_t is 0 and the absolute bound holds, for two
-clients as for a thousand.
+clients as for a thousand. One client alone has nobody to be compared with: its usual_t is 0, too.
 
-A buffer that at least half of the clients that trained left as it is, to the last bit, is not for training: nobody may
-change it. The absolute bound alone would let it grow, round by round. Statistics of BatchNorm change in every client
-that trains, with one batch as with a thousand. Parameters have no such rule: an expert or a head of its own may be
-trained by few.
+Buffers have the scale of the data (the statistics of BatchNorm), which only clients know. So where usual_t of a buffer
+is 0, the absolute bound takes its place: otherwise one hostile client of two that leaves the statistics as they are
+would get the honest one set aside.
+
+A buffer that more than half of the clients that trained left as it is, to the last bit, is not for training: nobody may
+change it. The absolute bound alone would let it grow, round by round. At a tie nobody can know who is right, and both
+stay. Statistics of BatchNorm change in every client that trains, with one batch as with a thousand. Parameters have no
+such rule: an expert or a head of its own may be trained by few.
 """
 
 from bisect import bisect_right
@@ -26,14 +30,17 @@ import torch
 from torch import Tensor
 
 from fedbe.core.compute import one_thread
+from fedbe.core.layout import Layout, Slot
 from fedbe.core.moments import weighted_mean
 from fedbe.core.normalization import is_running_variance
-from fedbe.core.state import PIECE, Layout, ModelState, Slot, pieces
+from fedbe.core.state import PIECE, ModelState, pieces
 from fedbe.core.updates import Update
 from fedbe.errors import StateError
 
 MAX_STEPS = 1e6  # a counter may grow by this in one round, whatever the others do
 MAX_STEPS_RATIO = 1e4  # … or by this many times what is usual: steps differ as much as the clients' data do
+NOTHING = torch.zeros((), dtype=torch.float64)
+MAX_RATE = 1e6  # of an extra to the client's change, 1/(K η): one step with a learning rate of 10⁻⁶
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,10 +186,13 @@ def find_outliers(
     yardstick = trained if 2 * int(trained.sum()) > len(measured) else torch.ones_like(trained)
     reasons: dict[int, str] = {}
 
-    def compare(names: Sequence[str], norms: Tensor, ratio: Tensor | float, floor: Tensor, verb: str) -> None:
+    def compare(
+        names: Sequence[str], norms: Tensor, ratio: Tensor | float, floor: Tensor, verb: str, unknown: Tensor = NOTHING
+    ) -> None:
         if not names:
             return
-        usual = norms[yardstick].median(0).values
+        usual = norms[yardstick].median(0).values if len(measured) > 1 else torch.zeros_like(norms[0])
+        usual = usual.where(usual > 0, unknown)
         allowed = (ratio * usual * work).maximum(floor)
         for i in torch.nonzero((norms > allowed).any(1)).flatten().tolist():
             t = int((norms[i] / allowed[i]).argmax())
@@ -192,26 +202,27 @@ def find_outliers(
 
     layout, floor = meter.layout, max_change * meter.params_scale
     compare(_quoted(layout.params), params, max_norm_ratio, floor, "changed by")
-    ratio, buffers_floor = max_norm_ratio**meter.buffers_power, max_change**meter.buffers_power * meter.buffers_scale
-    compare(_quoted(layout.buffers), torch.stack([m.buffers for m in measured]), ratio, buffers_floor, "changed by")
-    for i, t in _changed_constants(torch.stack([m.buffers for m in measured]), trained):
+    buffers, ratio = torch.stack([m.buffers for m in measured]), max_norm_ratio**meter.buffers_power
+    buffers_floor = max_change**meter.buffers_power * meter.buffers_scale
+    compare(_quoted(layout.buffers), buffers, ratio, buffers_floor, "changed by", buffers_floor)
+    for i, t in _changed_constants(buffers, trained):
         reasons.setdefault(i, f"it changed '{layout.buffers[t].name}', which the others left as it is")
     growth, steps = _growth(measured, meter.previous), torch.tensor(MAX_STEPS, dtype=torch.float64)
     compare([f"'{n}'" for n in layout.counters], growth, max(max_norm_ratio, MAX_STEPS_RATIO), steps, "grew by")
     for name in measured[0].update.extras:
         norms = torch.stack([m.extras[name] for m in measured])
         rates = (norms.square().sum(1).sqrt() / moved)[yardstick & trained]
-        unit = max(1.0, float(rates.median())) if len(rates) else 1.0
+        unit = min(max(1.0, float(rates.median())), MAX_RATE) if len(rates) else 1.0
         names = [f"extra '{name}', {tensor}," for tensor in _quoted(layout.params)]
         compare(names, norms, max_norm_ratio, floor * unit, "has norm")
     return reasons
 
 
 def _changed_constants(norms: Tensor, trained: Tensor) -> list[tuple[int, int]]:
-    """Clients and buffers [clients, buffers] that they changed, where half or more of those that trained did not."""
+    """Pairs of a client and a buffer that it changed, where more than half of those that trained did not."""
     changed = norms > 0
     judges = changed[trained] if bool(trained.any()) else changed
-    constant = 2 * judges.sum(0) <= len(judges)
+    constant = 2 * judges.sum(0) < len(judges)
     return [(int(i), int(t)) for i, t in torch.nonzero(changed & constant)]
 
 
