@@ -40,6 +40,7 @@ def test_a_folder_without_images_is_an_error(tmp_path):
     save_images(tmp_path / "cats", 5)
     save_images(tmp_path / "dogs", 5)
     save_images(tmp_path / ".ipynb_checkpoints", 2)  # hidden, so ignored
+    (tmp_path / "cats" / "._0.png").write_text("macOS writes these")
     assert load_task(tmp_path).train.classes == ("cats", "dogs")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="empty has no images"):
@@ -183,8 +184,53 @@ def test_unusable_arrays_are_errors(inputs, labels, sentence):
 def test_unusable_mappings_are_errors():
     with pytest.raises(DataError, match=r"the key 'train'.*got test, more"):
         load_task({"test": (IMAGES, LABELS), "more": 1})
+    with pytest.raises(DataError, match=r"got train, validation; choose"):
+        load_task({"train": (IMAGES, LABELS), "validation": (IMAGES, LABELS)})
     with pytest.raises(DataError, match="must be data sets"):
         load_task({"train": load_task((IMAGES, LABELS))})
+
+
+def test_training_and_test_arrays_as_keras_has_them():
+    task = load_task(((IMAGES, LABELS[:, None]), (IMAGES[:3], LABELS[:3])))
+    assert (len(task.train), len(task.test)) == (10, 3)
+
+
+class Frame:
+    """What a DataFrame looks like: columns by name, and no rows by number."""
+
+    columns = ("age", "label")
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, column):
+        raise KeyError(column)
+
+    def to_numpy(self):
+        return np.zeros((10, 2))
+
+
+def test_a_data_frame_is_an_error():
+    with pytest.raises(DataError, match=r"cannot read a DataFrame.*to_numpy"):
+        load_task(Frame())
+
+
+RAGGED = [[0, 1], [1]] * 5
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        (np.zeros((10, 2), np.int64), RAGGED),
+        [(np.zeros(2, np.int64), tags) for tags in RAGGED],
+        ({"ids": RAGGED}, LABELS),
+        (RAGGED, LABELS),
+    ],
+    ids=["labels", "torch labels", "dict", "inputs"],
+)
+def test_lists_of_several_lengths_are_an_error(source):
+    with pytest.raises(DataError, match="must have one shape"):
+        load_task(source)
 
 
 class Photos(torch.utils.data.Dataset):
@@ -248,6 +294,67 @@ def test_hugging_face_parts(hf, table):
 def test_hugging_face_uses_the_finest_labels(hf, table):
     coarse = ([0] * 10, hf.ClassLabel(names=["animal"]))
     assert load_task(table(10, coarse=coarse)).train.classes == ("cat", "dog")
+    renamed = table(10, coarse=coarse).rename_column("label", "fine")
+    assert load_task(renamed).train.classes == ("cat", "dog")
+
+
+def test_hugging_face_prefers_the_column_that_is_called_label(hf, table):
+    country = ([0, 1, 2, 0, 1] * 2, hf.ClassLabel(names=["de", "fr", "it"]))
+    mails = hf.Dataset.from_dict(
+        {"country": country[0], "words": [5, 7] * 5, "sentiment": [0, 1] * 5},
+        features=hf.Features({"country": country[1], "words": hf.Value("int64"), "sentiment": hf.Value("int64")}),
+    )
+    assert from_hugging_face(mails, "mails").classes == ("de", "fr", "it")
+    data = from_hugging_face(mails.rename_column("sentiment", "label"), "mails")
+    assert data.classes == ("0", "1")
+    assert data.inputs[:2].tolist() == [[5, 0], [7, 1]]
+    country_first = table(10, country=country).select_columns(["country", "img", "label"])
+    assert from_hugging_face(country_first, "photos").inputs.shape == (10, 4, 4, 3)
+
+
+def people(hf, *values):
+    columns = {"age": [20] * len(values), "sex": list(values), "target": [0, 1] * (len(values) // 2)}
+    return hf.Dataset.from_dict(columns)
+
+
+def test_texts_of_all_parts_are_one_encoding(hf, library):
+    """A text gives the same vector in every part, also where a part does not have all texts."""
+    parts = people(hf, "a", "b", "a", "b"), people(hf, "b", "c")
+    task = load_task(hf.DatasetDict(train=parts[0], test=parts[1]))
+    assert task.train.inputs[:2].tolist() == [[20, 1, 0, 0], [20, 0, 1, 0]]
+    assert task.test.inputs.tolist() == [[20, 0, 1, 0], [20, 0, 0, 1]]
+    partitioner = library("flwr_datasets.partitioner").NaturalIdPartitioner("sex")
+    partitioner.dataset = people(hf, *"aaaabbbb")
+    task = load_task(partitioner)
+    ids, inputs = (
+        torch.cat([getattr(part, name) for part in (task.train, task.test)]) for name in ("client_ids", "inputs")
+    )
+    assert sorted({(client, *row) for client, row in zip(ids.tolist(), map(tuple, inputs.tolist()), strict=True)}) == [
+        (0, 20, 1, 0), (1, 20, 0, 1),
+    ]  # fmt: skip
+
+
+def test_parts_with_other_columns_are_an_error(hf):
+    parts = {"train": people(hf, "a", "b"), "test": people(hf, "a", "b").rename_column("sex", "gender")}
+    with pytest.raises(DataError, match=r"parts .* the same columns.*sex.*gender"):
+        load_task(parts)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"age": [1.0, None], "target": [0, 1]}, "'age' must have one number or text in each row"),
+        ({"sex": ["f", None], "target": [0, 1]}, "'sex' must have one number or text in each row"),
+        ({"age": [1, 2], "box": [[1, 2], [3, 4]], "target": [0, 1]}, "'box' must have one number or text"),
+        ({"age": [1, 2], "target": ["yes", ""]}, "'target' has missing values"),
+        ({"age": [1, 2], "target": ["yes", None]}, "'target' has missing values"),
+        ({"age": [1, 2], "target": [0, 1], "client": ["north", None]}, "'client' has missing values"),
+        ({"x": [[1, 2], [3, 4]], "target": [[0, 1], [1]]}, "target must have one shape, got several lengths"),
+    ],
+)
+def test_hugging_face_tables_with_missing_values(hf, columns, message):
+    with pytest.raises(DataError, match=message):
+        from_hugging_face(hf.Dataset.from_dict(columns), "people")
 
 
 def test_hugging_face_columns_of_numbers_are_a_table(hf):
@@ -298,6 +405,7 @@ MASK = np.ones((10, 3))
     "source",
     [
         ({"input_ids": IDS, "attention_mask": MASK}, LABELS),
+        ({"input_ids": IDS.tolist(), "attention_mask": MASK.tolist()}, LABELS),
         [
             ({"input_ids": i.tolist(), "attention_mask": m.tolist()}, int(y))
             for i, m, y in zip(IDS, MASK, LABELS, strict=True)
@@ -305,7 +413,7 @@ MASK = np.ones((10, 3))
         [{"input_ids": i, "attention_mask": m, "label": int(y)} for i, m, y in zip(IDS, MASK, LABELS, strict=True)],
         {"train": ({"input_ids": IDS, "attention_mask": MASK}, LABELS)},
     ],
-    ids=["arrays", "pairs", "dicts", "mapping"],
+    ids=["arrays", "lists", "pairs", "dicts", "mapping"],
 )
 def test_several_tensors_stay_as_they_are(source):
     task = load_task(source)
@@ -360,6 +468,28 @@ def test_a_class_that_only_the_test_part_has(tmp_path):
 def test_texts_that_are_not_a_class():
     with pytest.raises(DataError, match=r"label 'cat' .*classes dog, cow"):
         from_arrays("mine", np.zeros((2, 2)), ["cat", "dog"], ["dog", "cow"])
+
+
+@pytest.mark.parametrize("labels", [[[0, 1, -100]] * 5, [0, 1, 2, 1, -100]])
+def test_positions_without_a_label_are_not_a_class(labels):
+    with pytest.raises(DataError, match="some are -100"):
+        from_arrays("tags", np.zeros((5, 3), np.int64), labels)
+
+
+def test_sequences_of_floats_do_not_become_images():
+    series = np.random.default_rng(0).random((10, 6, 2))
+    with pytest.raises(DataError, match=r"pass sequences as \{'x': array\}"):
+        load_task((series, LABELS))
+    with pytest.raises(DataError, match=r"pass sequences as \{'x': array\}"):
+        load_task((series - 0.5, LABELS))
+    assert load_task(({"x": series}, LABELS)).train.inputs["x"].shape == (8, 6, 2)
+    assert load_task((series[..., None], LABELS)).train.inputs.shape == (8, 6, 2, 1)
+    grey = IMAGES[..., 0]
+    for dtype in (np.float16, np.float32):
+        assert (
+            load_task((grey.astype(dtype) / dtype(255), LABELS)).train.digest()
+            == load_task((grey, LABELS)).train.digest()
+        )
 
 
 def test_one_class_for_each_pixel():
@@ -517,3 +647,19 @@ def test_a_class_for_each_position_is_not_multi_label():
     assert from_arrays("tags", {"ids": words, "mask": words + 1}, MULTI_HOT).labels.shape == (20, 3)
     assert from_arrays("pixels", np.zeros((4, 2, 2)), np.ones((4, 2, 2), np.int64)).labels.shape == (4, 2, 2)
     assert from_arrays("plates", np.zeros((2, 8, 8)), [[4, 7, 0], [1, 1, 9]]).labels.shape == (2, 3)
+
+
+def test_a_label_of_very_many_digits_is_a_text(tmp_path):
+    """Python refuses to read such a number."""
+    labels = np.array(["1", "9" * 5000])
+    np.savez(
+        tmp_path / "a.npz", inputs=np.zeros((2, 2)), labels=labels, test_inputs=np.zeros((1, 2)), test_labels=["2"]
+    )
+    assert load_task(f"npz:{tmp_path / 'a.npz'}").train.classes == ("1", "2", "9" * 5000)
+
+
+def test_client_ids_beyond_64_bits_with_a_sign_are_refused(tmp_path):
+    clients = np.array([1, 2**63 + 1], np.uint64)
+    np.savez(tmp_path / "a.npz", inputs=np.zeros((2, 2)), labels=[0, 1], clients=clients)
+    with pytest.raises(DataError, match=r"client ids must be below 2\^63, got 9223372036854775809"):
+        load_task(f"npz:{tmp_path / 'a.npz'}")

@@ -27,7 +27,7 @@ def test_show_prints_and_writes(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     done = run("show", "digits", "--split", "step", "--clients", 5, "--minor-images", 2, "--server", 100)
     assert done.exit_code == 0
-    assert "5 clients, 100 images at the server" in done.output
+    assert "5 clients, 100 examples at the server" in done.output
     assert "written: digits-step.png" in done.output
     with Image.open(tmp_path / "digits-step.png") as picture:
         assert picture.width > 500
@@ -42,6 +42,21 @@ def test_show_takes_every_setting_and_depends_on_the_seed(tmp_path):
     done = run("show", "swissroll", "--clients", 3, "--major-classes", 1, "--major-share", 0.8, "--to", target)
     assert done.exit_code == 0
     assert target.exists()
+
+
+def test_show_takes_the_settings_of_shards_and_quantity(tmp_path):
+    shown = [
+        run("show", "digits", *words, "--clients", 5, "--to", tmp_path / "split.png").output
+        for words in (
+            ("--split", "shards"),
+            ("--split", "shards", "--shards-per-client", 2),
+            ("--split", "shards", "--shards-per-client", 4),
+            ("--split", "quantity"),
+            ("--split", "quantity", "--alpha", 0.5),
+            ("--split", "quantity", "--alpha", 5),
+        )
+    ]
+    assert [shown[i] == shown[i + 1] for i in range(5)] == [True, False, False, True, False]
 
 
 def test_errors_reach_the_caller(tmp_path):

@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.multiprocessing
 
+from fedbe.core.inputs import tensors_of
 from fedbe.core.random import generator
 from fedbe.data import Augment, BatchLoader
 from fedbe.data.loader import channel_statistics
+from fedbe.data.plain_loader import PlainLoader
 from fedbe.errors import DataError, SettingError
 
 PIXELS = torch.randint(0, 256, (30, 8, 6, 3), dtype=torch.uint8, generator=generator(0, role="test-pixels"))
@@ -135,6 +137,21 @@ def test_select_of_select_shares_the_pixels():
     assert torch.equal(before, loader.batch(torch.tensor([8, 5])))
     pixels[8] = 255 - pixels[8]
     assert not torch.equal(part.batch(torch.tensor([0])), before[:1])
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [BatchLoader(PIXELS, augment=Augment(1)), PlainLoader({"ids": torch.arange(60).view(30, 2)})],
+    ids=["images", "tokens"],
+)
+def test_a_compact_loader_has_the_same_batches_and_no_other_examples(loader):
+    part, counts = loader.select(torch.tensor([7, 2, 5])), []
+    compact = part.compact()
+    compact.placed(lambda tensor: counts.append(len(tensor)) or tensor)
+    assert counts[0] == 3
+    first, second = (tensors_of(p.batch(torch.tensor([2, 0]), generator(1))) for p in (part, compact))
+    assert all(map(torch.equal, first, second))
+    assert compact.compact() is compact
 
 
 def test_like_keeps_statistics_augmentation_and_dtype():

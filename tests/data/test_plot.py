@@ -18,10 +18,10 @@ def printed(counts, classes):
 def test_terminal_shows_every_client_class_and_total():
     lines = printed(COUNTS, CLASSES).splitlines()
     assert lines[0].strip() == "a title"
-    assert lines[1].split() == ["client", "ape", "bear", "cat", "images"]
+    assert lines[1].split() == ["client", "ape", "bear", "cat", "examples"]
     assert lines[2].split() == ["0", "⬤", "·", "101"]
     assert lines[3].split() == ["1", "∙", "•", "85"]
-    assert "· up to 20   ⬤ up to 100 images of a class" in lines[4]
+    assert "· up to 20   ⬤ up to 100 examples of a class" in lines[4]
 
 
 def test_only_zero_is_blank():

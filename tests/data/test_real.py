@@ -46,6 +46,6 @@ def test_unlabeled_images_have_none_of_the_task(real, task, other):
     in_other = [image.numpy().tobytes() for part in (real(other).train, real(other).test) for image in part.inputs]
     shared = [index for index, image in enumerate(in_other) if image in in_task]
     assert tuple(shared) == SHARED_IMAGES[task, other]
-    images = load_unlabeled(other, size=None, shape=(3, 32, 32), seed=0, task=task)
+    images = load_unlabeled(other, size=None, shape=(3, 32, 32), seed=0, task=real(task))
     assert len(images) == 59_997
     assert not any(image.numpy().tobytes() in in_task for image in images)

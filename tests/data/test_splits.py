@@ -168,7 +168,7 @@ def test_a_setting_of_none_counts_as_not_given():
         ("iid", {"clients": 0}, SettingError, "`clients` must be 1 or more"),
         ("iid", {"server": -1}, SettingError, "`server` must be 0 or more"),
         ("iid", {"server": 5001}, SettingError, "data has 5000"),
-        ("iid", {"clients": 5001}, SettingError, "need 5001 images"),
+        ("iid", {"clients": 5001}, SettingError, "need 5001 examples"),
         ("step", {"major_classes": 11}, SettingError, "`major_classes` must be 1 … 10.*got 11"),
         ("step", {"major_classes": 0}, SettingError, "`major_classes` must be 1 … 10.*got 0"),
         ("step", {"minor_images": 51}, SettingError, "must be 0 … 50.*class 0 has 500"),
@@ -177,7 +177,7 @@ def test_a_setting_of_none_counts_as_not_given():
         ("step", {"major_share": 1.5}, SettingError, "`major_share`.*got 1.5"),
         ("dirichlet", {"alpha": 0.0}, SettingError, "`alpha` must be > 0 .*got 0.0"),
         ("dirichlet", {"alpha": float("inf")}, SettingError, "`alpha` must be .*finite, got inf"),
-        ("dirichlet", {"alpha": 0.001, "clients": 50}, DataError, r"leaves \d+ of 50 clients without an image"),
+        ("dirichlet", {"alpha": 0.001, "clients": 50}, DataError, r"leaves \d+ of 50 clients without an example"),
         ("column", {}, DataError, "needs `ids`.*got none"),
         ("column", {"ids": torch.zeros(3).long()}, DataError, r"got shape \[3\]"),
         ("column", {"ids": torch.zeros(5000).long()}, SettingError, "`clients` must be 1, .*got 10"),
@@ -192,7 +192,7 @@ def test_impossible_settings_are_errors(kind, change, error, sentence):
 
 def test_error_names_the_client_without_images():
     ids = torch.tensor([0] + [1] * 99)
-    with pytest.raises(DataError, match="without an image, first 0"):
+    with pytest.raises(DataError, match="without an example, first 0"):
         split("column", torch.zeros(100).long(), clients=2, server=98, seed=0, ids=ids)
 
 

@@ -7,6 +7,7 @@ import math
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,16 @@ from fedbe.core.inputs import as_inputs as stack_inputs
 from fedbe.data.arrays import (
     as_array,
     as_inputs,
-    class_order,
     from_arrays,
-    join_inputs,
     make_task,
+    numbers_as_arrays,
     stacked,
-    with_classes,
 )
 from fedbe.data.dataset import Dataset, Task
 from fedbe.data.readers import npz, tables
-from fedbe.data.readers.images import UNREADABLE_IMAGE, check_set, eight_bit, is_deep, open_image
+from fedbe.data.readers.images import UNREADABLE_IMAGE, check_set, eight_bit, is_deep, is_image_file, open_image
 from fedbe.errors import DataError, SettingError
 
-IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 GREY_MODES = {"1", "L"}
 KNOWN_NAMES = {
     **dict.fromkeys(("x", "X", "x_train", "X_train", "data"), "inputs"),
@@ -77,7 +75,7 @@ def _visible_folders(path: Path) -> list[Path]:
 
 
 def _image_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+    return sorted(path for path in folder.iterdir() if is_image_file(path))
 
 
 def _common_form(files: Sequence[Path]) -> tuple[str, tuple[int, int]]:
@@ -149,10 +147,15 @@ def from_torch(data: Any, name: str) -> Dataset:
     Inputs are tensors, arrays, Pillow images, or tuples or dicts of tensors. Labels are integers or texts, or tensors
     with one class for each position.
     """
+    if hasattr(data, "columns") and hasattr(data, "to_numpy"):
+        raise DataError(
+            "cannot read a DataFrame, because it does not say which column is the label: pass "
+            "(frame[INPUTS].to_numpy(), frame[LABEL].to_numpy()), or write it with `to_csv`"
+        )
     pairs = [_pair(data[index], name) for index in range(len(data))]
     if not pairs:
         raise DataError(f"{name} must have (input, label) pairs, got nothing")
-    labels = np.array([as_array(label) for _, label in pairs])
+    labels = stacked([label for _, label in pairs], name, "labels")
     if labels.ndim > 1 and pairs[0][1] is not None and labels.shape[1:] == (1,):
         labels = labels[:, 0]
     return from_arrays(name, _gather([value for value, _ in pairs], name), labels, getattr(data, "classes", None))
@@ -171,48 +174,47 @@ def _gather(values: list[Any], name: str) -> Any:
     if not isinstance(values[0], Mapping | tuple):
         return stacked(values, name)
     try:
-        rows = [as_batch(_arrays(value), f"{name}: inputs") for value in values]
+        rows = [as_batch(numbers_as_arrays(value, name), f"{name}: inputs") for value in values]
         return stack_inputs([(row,) for row in rows], name=name).tensor  # type: ignore[attr-defined]
     except SettingError as problem:
         raise DataError(str(problem)) from problem
 
 
-def _arrays(value: Any) -> Any:
-    """Lists of numbers, as tokenizers return them, as arrays."""
-    if isinstance(value, Mapping):
-        return {key: as_array(part) if isinstance(part, list) else part for key, part in value.items()}
-    return tuple(as_array(part) if isinstance(part, list) else part for part in value)
-
-
 def from_hugging_face(data: Any, name: str) -> Dataset:
     """Read a table with `features`.
 
-    The label is the column with class names, else the column called label, labels, target, class or y. Of several
-    columns with class names (coarse and fine) the one with the most classes is used. The inputs are `input_ids`,
+    The label is the column called label, labels, target, class or y, else the one with class names; of several
+    columns with class names (coarse and fine) the one with the most classes. The inputs are `input_ids`,
     `attention_mask` and `token_type_ids` where they exist, else the first other column; if that has one number in each
-    row, all other columns are inputs, as in a CSV table. The column `client_id` or `client`, if there is one, gives
-    the ids for the split "column".
+    row, all other columns are inputs, as in a CSV table. The column `client_id` or `client`, if there is one, gives the
+    ids for the split "column".
     """
-    named = [column for column, feature in data.features.items() if hasattr(feature, "names")]
-    label_columns = named or [column for column in tables.LABELS if column in data.features][:1]
+    class_names = {column: feature.names for column, feature in data.features.items() if hasattr(feature, "names")}
+    finest_first = sorted(class_names, key=lambda column: -len(class_names[column]))
+    labels = [column for column in tables.LABELS if column in data.features][:1] or finest_first
     clients = [column for column in tables.CLIENTS if column in data.features][:1]
-    input_columns = [column for column in data.features if column not in {*label_columns, *clients}]
-    if not label_columns or not input_columns:
+    inputs = [column for column in data.features if column not in {*labels, *clients}]
+    if not labels or not inputs:
         columns = ", ".join(data.features)
         raise DataError(
-            f"{name} must have a label column (with class names, or called {', '.join(tables.LABELS)}) and an input "
+            f"{name} must have a label column (called {', '.join(tables.LABELS)}, or with class names) and an input "
             f"column, but has {columns}; rename one with `rename_column`"
         )
-    label = max(label_columns, key=lambda column: len(getattr(data.features[column], "names", ())))
-    client_ids = np.array(list(data[clients[0]])) if clients else None
+    label_values, *ids = (
+        tables.complete(as_array(list(data[column]), name, column), column, name) for column in (labels[0], *clients)
+    )
     tokens = {column: stacked(data[column], name) for column in TOKEN_NAMES if column in data.features}
-    inputs = tokens or _numbers(data, input_columns, name)
-    names = getattr(data.features[label], "names", None)
-    return from_arrays(name, inputs, np.array(list(data[label])), names, client_ids)
+    return from_arrays(
+        name,
+        tokens or _numbers(data, sorted(inputs, key=lambda column: column in class_names), name),
+        label_values,
+        class_names.get(labels[0]),
+        ids[0] if ids else None,
+    )
 
 
 def _numbers(data: Any, columns: Sequence[str], name: str) -> Any:
-    """The first column, or all of them if it has one number in each row."""
+    """The first column, or all of them if it has one value in each row."""
     first = columns[0]
     values = stacked(data[first], name)
     if values.dtype.kind in "US":
@@ -230,24 +232,35 @@ def _value_type(feature: Any) -> str | None:
     return getattr(feature, "dtype", None)
 
 
+class _OneTable:
+    """Several Hugging Face tables one after the other: their texts become inputs together, so in the same way."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.features, self._parts = parts[0].features, parts
+        for part in parts:
+            if part.features != self.features:
+                raise DataError(
+                    f"all parts of a data set must have the same columns, types and class names, got {self.features} "
+                    f"and {part.features}; change them with `cast`"
+                )
+
+    def __getitem__(self, column: str) -> list[Any]:
+        return list(chain.from_iterable(part[column] for part in self._parts))
+
+
 def from_partitioner(partitioner: Any) -> Dataset:
     """Read a partitioner of `flwr-datasets`: its partitions are the clients of the split "column"."""
-    parts = [from_hugging_face(partitioner.load_partition(i), "partition") for i in range(partitioner.num_partitions)]
-    classes = tuple(sorted({name for part in parts for name in part.classes}, key=class_order))
-    aligned = [part if part.classes == classes else with_classes(part, classes) for part in parts]
-    return Dataset(
-        "partitions",
-        join_inputs([part.inputs for part in aligned]),
-        torch.cat([part.labels for part in aligned]),
-        classes,
-        torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts])),
-    )
+    parts = [partitioner.load_partition(i) for i in range(partitioner.num_partitions)]
+    sizes = torch.tensor([len(part) for part in parts])
+    joined = from_hugging_face(_OneTable(parts), "partitions")
+    return replace(joined, client_ids=torch.arange(len(parts)).repeat_interleave(sizes))
 
 
 def from_object(data: Any) -> Dataset | Task:
     """Read a Python object: a `Dataset`, `Task`, torch or Hugging Face data set, mapping or (inputs, labels).
 
-    A mapping, for example a Hugging Face `DatasetDict`, has the keys "train" and, optionally, "test".
+    A mapping, for example a Hugging Face `DatasetDict`, has the keys "train" and, optionally, "test". A pair of pairs
+    (inputs, labels), as in Keras, is training and test data.
     """
     name = type(data).__name__.lower()
     if isinstance(data, Dataset | Task):
@@ -259,7 +272,7 @@ def from_object(data: Any) -> Dataset | Task:
     if hasattr(data, "features"):
         return from_hugging_face(data, name)
     if isinstance(data, Sequence) and len(data) == 2:
-        return from_arrays("arrays", *data)
+        return _from_pair(data)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return from_torch(data, name)
     raise DataError(
@@ -267,10 +280,27 @@ def from_object(data: Any) -> Dataset | Task:
     )
 
 
+def _from_pair(data: Sequence[Any]) -> Dataset | Task:
+    """(inputs, labels); or a pair of them, of which the second is the test part."""
+    if all(isinstance(part, tuple) and len(part) == 2 for part in data):
+        return make_task(*(from_arrays("arrays", *part) for part in data))
+    return from_arrays("arrays", *data)
+
+
 def _from_mapping(data: Mapping[str, Any]) -> Dataset | Task:
-    if "train" not in data:
-        raise DataError(f"a mapping must have the key 'train' (and 'test'), got {', '.join(map(str, data)) or 'none'}")
-    parts = [from_object(data[part]) for part in ("train", "test") if part in data]
+    names = [part for part in ("train", "test") if part in data]
+    if "train" not in data or len(data) > len(names):
+        raise DataError(
+            f"a mapping must have the key 'train' (and 'test'), got {', '.join(map(str, data)) or 'none'}; choose, "
+            "like {'train': data['train'], 'test': data['validation']}"
+        )
+    values = [data[name] for name in names]
+    if all(hasattr(value, "features") for value in values):
+        joined = from_hugging_face(_OneTable(values), type(values[0]).__name__.lower())
+        cuts = torch.split(torch.arange(len(joined)), [len(value) for value in values])
+        parts: list[Dataset | Task] = [joined.subset(index) for index in cuts]
+    else:
+        parts = [from_object(value) for value in values]
     for part in parts:
         if not isinstance(part, Dataset):
             raise DataError("the parts of a mapping must be data sets, but one of them has a test part itself")

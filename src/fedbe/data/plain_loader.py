@@ -50,6 +50,15 @@ class PlainLoader:
         subset._rows = index if self._rows is None else self._rows[index]
         return subset
 
+    def compact(self) -> Self:
+        """A loader of the same examples that holds no others: a copy, if they are a part of the data."""
+        rows = self._rows
+        if rows is None:
+            return self
+        other = copy.copy(self)
+        other._inputs, other._rows = map_batch(lambda tensor: tensor[rows], self._inputs), None
+        return other
+
     def in_order(self, order: Tensor) -> Self:
         """A loader of the examples at `order`, as from `select`, for batches of consecutive ones.
 

@@ -1,4 +1,4 @@
-"""A split as a table of bubbles in the terminal: clients × classes, the area of a bubble is the number of images."""
+"""A split as a table of bubbles in the terminal: clients × classes, the area of a bubble is the number of examples."""
 
 import math
 
@@ -24,11 +24,11 @@ def split_table(counts: Tensor, classes: tuple[str, ...], title: str) -> Group:
     table.add_column("client", justify="right", style="dim")
     for label in range(len(shown[0])):
         table.add_column(_short(classes[label]) if names_fit else str(label), justify="center", no_wrap=True)
-    table.add_column("images", justify="right")
+    table.add_column("examples", justify="right")
     for client, row in enumerate(shown):
         cells = [Text(bubble(count, largest), style="cyan") for count in row]
         table.add_row(str(client), *cells, f"{int(counts[client].sum()):,}")
-    legend = f"· up to {math.ceil(largest / 5):,}   ⬤ up to {largest:,} images of a class"
+    legend = f"· up to {math.ceil(largest / 5):,}   ⬤ up to {largest:,} examples of a class"
     if clients > MAX_ROWS or labels > MAX_COLUMNS:
         legend += f"; {len(shown)} of {clients} clients, {len(shown[0])} of {labels} classes"
     return Group(Text(title, style="bold"), table, Text(legend, style="dim"))

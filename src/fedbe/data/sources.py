@@ -11,7 +11,7 @@ from fedbe.data import adapters, embedded
 from fedbe.data.catalogue import DATASETS, check_official, require_local_path
 from fedbe.data.dataset import Dataset, Task
 from fedbe.data.readers import tables
-from fedbe.data.splits import remaining, stratified, uniform
+from fedbe.data.splits import remaining, representative
 from fedbe.errors import DataError, nearest
 
 FILE_KINDS: Mapping[str, Callable[[Path], Dataset | Task]] = {
@@ -70,8 +70,13 @@ def load_task(source: Any, *, root: Path | None = None, seed: int = 0) -> Task:
         >>> len(task.train), len(task.test), tuple(task.train.inputs.shape[1:])
         (1438, 359, (8, 8, 1))
     """
-    data = _from_text(source, root, seed) if isinstance(source, str | PathLike) else adapters.from_object(source)
+    data = load_data(source, root=root, seed=seed)
     return data if isinstance(data, Task) else hold_out(data, seed)
+
+
+def load_data(source: Any, *, root: Path | None = None, seed: int = 0) -> Dataset | Task:
+    """Read a source of `load_task` as it is: a `Task` if it has a test part, else a `Dataset`."""
+    return _from_text(source, root, seed) if isinstance(source, str | PathLike) else adapters.from_object(source)
 
 
 def _from_text(source: str | PathLike[str], root: Path | None, seed: int) -> Dataset | Task:
@@ -121,7 +126,5 @@ def hold_out(data: Dataset, seed: int) -> Task:
     """Hold out a fifth of `data` as test data, stratified where each example has one class; train on the rest."""
     if len(data) < 5:
         raise DataError(f"{data.name} must have 5 examples or more to hold out a fifth, but has {len(data)}")
-    draw = random.generator(seed, role="hold-out")
-    count = len(data) // 5
-    test = stratified(data.labels, count, draw) if data.labels.dim() == 1 else uniform(data.labels, count, draw)
+    test = representative(data.labels, len(data) // 5, random.generator(seed, role="hold-out"))
     return Task(data.subset(remaining(len(data), test)), data.subset(test))

@@ -1,6 +1,6 @@
-"""Splits: which client has which training images. Each is a function of (labels, settings, seed).
+"""Splits: which client has which training examples. Each is a function of (labels, settings, seed).
 
-The server's part is drawn first. Every other image goes to exactly one client.
+The server's part is drawn first. Every other example goes to exactly one client.
 """
 
 import inspect
@@ -24,15 +24,15 @@ class Partition:
     """The result of a split: indices into the training data.
 
     Attributes:
-        server: int64 [U], the images of the server, sorted.
-        clients: for client i, int64 [n_i], its images, sorted.
+        server: int64 [U], the examples of the server, sorted.
+        clients: for client i, int64 [n_i], its examples, sorted.
     """
 
     server: Tensor
     clients: tuple[Tensor, ...]
 
     def counts(self, labels: Tensor, classes: int) -> Tensor:
-        """How many images of each class each client has: int64 [clients, classes].
+        """How many examples of each class each client has: int64 [clients, classes].
 
         >>> partition = Partition(torch.tensor([0]), (torch.tensor([1, 2]), torch.tensor([3])))
         >>> partition.counts(torch.tensor([0, 1, 1, 0]), classes=2).tolist()
@@ -42,26 +42,26 @@ class Partition:
 
 
 def split(kind: str, labels: Tensor, *, clients: int, server: int, seed: int, **settings: Any) -> Partition:
-    """Divide training images among a server and clients.
+    """Divide training examples among a server and clients.
 
     The kinds and their settings:
 
-    - "iid": equally many images for each client, at random.
+    - "iid": equally many examples for each client, at random.
     - "step": each client has `major_classes` large classes (default 2). Of every other class it has `minor_images`
-      images (default 10). With `major_share` instead, the major clients of a class share that part of it, and its
+      examples (default 10). With `major_share` instead, the major clients of a class share that part of it, and its
       other clients share the rest.
     - "dirichlet": client n has the part q_c[n] of class c, where q_c ~ Dir(alpha·1); `alpha` is 0.1 by default.
-    - "quantity": sizes differ, classes do not: client n has the part q[n] of all images, where q ~ Dir(alpha·1);
-      `alpha` is 0.5 by default. Each client has at least one image.
-    - "shards": images are sorted by class and cut into clients · `shards_per_client` shards (default 2), which are
-      dealt at random (McMahan et al. 2017). The sizes of two shards differ by at most one image.
+    - "quantity": sizes differ, classes do not: client n has the part q[n] of all examples, where q ~ Dir(alpha·1);
+      `alpha` is 0.5 by default. Each client has at least one example.
+    - "shards": examples are sorted by class and cut into clients · `shards_per_client` shards (default 2), which are
+      dealt at random (McMahan et al. 2017). The sizes of two shards differ by at most one example.
     - "column": by `ids`, int64 [N]. Equal ids go to the same client; clients are in the order of the ids.
 
     Args:
         kind: "iid", "step", "dirichlet", "quantity", "shards" or "column".
-        labels: int64 [N], the labels of the training images; or [N, …], for the kinds that do not look at classes.
+        labels: int64 [N], the labels of the training examples; or [N, …], for the kinds that do not look at classes.
         clients: number of clients.
-        server: number of images for the server. For "step" they have all classes in proportion; for the other
+        server: number of examples for the server. For "step" they have all classes in proportion; for the other
             kinds they are drawn uniformly.
         seed: seed of the split.
         settings: the settings of this kind. A setting that is None counts as not given.
@@ -71,7 +71,7 @@ def split(kind: str, labels: Tensor, *, clients: int, server: int, seed: int, **
 
     Raises:
         SettingError: if a setting is unknown or out of range.
-        DataError: if a client would have no image, or `ids` does not fit the labels.
+        DataError: if a client would have no example, or `ids` does not fit the labels.
 
     Example:
         >>> labels = torch.arange(10).repeat_interleave(5000)
@@ -86,7 +86,7 @@ def split(kind: str, labels: Tensor, *, clients: int, server: int, seed: int, **
     if labels.dim() > 1 and kind in BY_CLASS:
         others = ", ".join(sorted(set(SPLITS) - BY_CLASS))
         raise DataError(
-            f"the {kind} split needs one class for each image, but the labels are {list(labels.shape)}: "
+            f"the {kind} split needs one class for each example, but the labels are {list(labels.shape)}: "
             f"use one of {others}"
         )
     _check_sizes(len(labels), clients, server)
@@ -97,14 +97,14 @@ def split(kind: str, labels: Tensor, *, clients: int, server: int, seed: int, **
     empty = [number for number, part in enumerate(parts) if not len(part)]
     if empty:
         raise DataError(
-            f"the {kind} split leaves {len(empty)} of {clients} clients without an image, first {empty[0]}; "
+            f"the {kind} split leaves {len(empty)} of {clients} clients without an example, first {empty[0]}; "
             "use fewer clients, a smaller server part, more even settings or another seed"
         )
     return Partition(server_index, tuple(part.sort().values for part in parts))
 
 
 def stratified(labels: Tensor, size: int, draw: torch.Generator) -> Tensor:
-    """Draw `size` images with each class in proportion to its count, rounded by largest remainder.
+    """Draw `size` examples with each class in proportion to its count, rounded by largest remainder.
 
     Returns:
         Their sorted indices, int64 [size].
@@ -133,8 +133,13 @@ def _by_class(labels: Tensor) -> Sequence[Tensor]:
 
 
 def uniform(labels: Tensor, size: int, draw: torch.Generator) -> Tensor:
-    """Draw `size` images uniformly; returns their sorted indices, int64 [size]."""
+    """Draw `size` examples uniformly; returns their sorted indices, int64 [size]."""
     return torch.randperm(len(labels), generator=draw)[:size].sort().values
+
+
+def representative(labels: Tensor, size: int, draw: torch.Generator) -> Tensor:
+    """Draw `size` examples to measure on: stratified where each example has one class, else uniformly."""
+    return (stratified if labels.dim() == 1 else uniform)(labels, size, draw)
 
 
 def _shuffled(index: Tensor, draw: torch.Generator) -> Tensor:
@@ -155,9 +160,9 @@ def _step(
     minor_images: int | None = None,
     major_share: float | None = None,
 ) -> Sequence[Tensor]:
-    """Give each minor client of class c `minor_images` of its n_c images, or all of them n_c·(1 − major_share).
+    """Give each minor client of class c `minor_images` of its n_c examples, or all of them n_c·(1 − major_share).
 
-    The major clients of the class share the rest. A remainder goes to the clients with the fewest images, one image
+    The major clients of the class share the rest. A remainder goes to the clients with the fewest examples, one example
     each. A class that is major for no client (fewer clients than classes / major_classes) is shared by all clients.
     """
     if minor_images is not None and major_share is not None:
@@ -166,14 +171,14 @@ def _step(
         raise SettingError(f"`major_share` must be > 0 and at most 1, got {major_share}")
     counts = _class_counts(labels, rest)
     is_major = _major_classes(clients, len(counts), major_classes, draw)
-    shares: list[tuple[int, int, Tensor]] = []  # class, images, the clients who share them
+    shares: list[tuple[int, int, Tensor]] = []  # class, examples, the clients who share them
     for label, count in enumerate(counts.tolist()):
         majors, minors = is_major[:, label].nonzero().flatten(), (~is_major[:, label]).nonzero().flatten()
         if not len(majors) or not len(minors):
             shares.append((label, count, torch.arange(clients)))
             continue
         if major_share is None:
-            to_minors = len(minors) * _images_per_minor(minor_images, label, count, clients)
+            to_minors = len(minors) * _minor_size(minor_images, label, count, clients)
         else:
             to_minors = round(count * (1 - major_share))
         shares += [(label, to_minors, minors), (label, count - to_minors, majors)]
@@ -200,18 +205,18 @@ def _major_classes(clients: int, classes: int, major_classes: int, draw: torch.G
     return is_major
 
 
-def _images_per_minor(minor_images: int | None, label: int, count: int, clients: int) -> int:
-    images = DEFAULT_MINOR_IMAGES if minor_images is None else minor_images
-    if images < 0 or images * clients > count:
+def _minor_size(minor_images: int | None, label: int, count: int, clients: int) -> int:
+    examples = DEFAULT_MINOR_IMAGES if minor_images is None else minor_images
+    if examples < 0 or examples * clients > count:
         raise SettingError(
-            f"`minor_images` must be 0 … {count // clients}, because class {label} has {count} images for "
-            f"{clients} clients, got {images}"
+            f"`minor_images` must be 0 … {count // clients}, because class {label} has {count} examples for "
+            f"{clients} clients, got {examples}"
         )
-    return images
+    return examples
 
 
 def _count_table(shares: Sequence[tuple[int, int, Tensor]], clients: int, classes: int) -> Tensor:
-    """Divide each share evenly; give the remainder to its clients with the fewest images: int64 [clients, classes]."""
+    """Divide each share evenly, the remainder to its clients with the fewest examples: int64 [clients, classes]."""
     table = torch.zeros(clients, classes, dtype=torch.int64)
     for label, count, sharers in shares:
         table[sharers, label] += count // len(sharers)
@@ -224,7 +229,7 @@ def _count_table(shares: Sequence[tuple[int, int, Tensor]], clients: int, classe
 def _dirichlet(
     labels: Tensor, rest: Tensor, clients: int, draw: torch.Generator, *, alpha: float = 0.1
 ) -> Sequence[Tensor]:
-    """Hsu et al. 2019: client n has images ⌊n_c·Q[n−1]⌉ … ⌊n_c·Q[n]⌉ of class c, Q the running sum of q_c."""
+    """Hsu et al. 2019: client n has examples ⌊n_c·Q[n−1]⌉ … ⌊n_c·Q[n]⌉ of class c, Q the running sum of q_c."""
     if not (alpha > 0 and math.isfinite(alpha)):
         raise SettingError(f"`alpha` must be > 0 and finite, got {alpha}")
     rng = random.numpy_generator(draw)
@@ -236,7 +241,7 @@ def _dirichlet(
 
 
 def _quantity(_: Tensor, rest: Tensor, clients: int, draw: torch.Generator, *, alpha: float = 0.5) -> Sequence[Tensor]:
-    """Every client gets one image. The others are divided by q ~ Dir(alpha·1), as in `_dirichlet`."""
+    """Every client gets one example. The others are divided by q ~ Dir(alpha·1), as in `_dirichlet`."""
     if not (alpha > 0 and math.isfinite(alpha)):
         raise SettingError(f"`alpha` must be > 0 and finite, got {alpha}")
     parts = random.numpy_generator(draw).dirichlet(np.full(clients, alpha))
@@ -261,12 +266,12 @@ def _shards(
 
 
 def _deal(labels: Tensor, rest: Tensor, table: Tensor, draw: torch.Generator) -> Sequence[Tensor]:
-    """Deal the images `rest` at random such that client n has table[n, c] images of class c."""
+    """Deal the examples `rest` at random such that client n has table[n, c] examples of class c."""
     parts: list[list[Tensor]] = [[] for _ in table]
-    # Not strict: if the server took all images of the last classes, the table has columns of zeros for them.
+    # Not strict: if the server took all examples of the last classes, the table has columns of zeros for them.
     for index, counts in zip(_by_class(labels[rest]), table.T.tolist(), strict=False):
-        images = rest[_shuffled(index, draw)]
-        for part, dealt in zip(parts, torch.split(images, counts), strict=True):
+        examples = rest[_shuffled(index, draw)]
+        for part, dealt in zip(parts, torch.split(examples, counts), strict=True):
             part.append(dealt)
     return [torch.cat(part) for part in parts]
 
@@ -276,7 +281,9 @@ def _column(
 ) -> Sequence[Tensor]:
     if ids is None or ids.shape != labels.shape[:1]:
         received = "none" if ids is None else f"shape {list(ids.shape)}"
-        raise DataError(f"the column split needs `ids`, one client id for each of {len(labels)} images, got {received}")
+        raise DataError(
+            f"the column split needs `ids`, one client id for each of {len(labels)} examples, got {received}"
+        )
     distinct = torch.unique(ids)
     if len(distinct) != clients:
         raise SettingError(f"`clients` must be {len(distinct)}, the number of distinct ids, got {clients}")
@@ -291,16 +298,16 @@ SPLITS: Mapping[str, Callable[..., Sequence[Tensor]]] = {
     "shards": _shards,
     "column": _column,
 }
-BY_CLASS = {"step", "dirichlet", "shards"}  # the kinds that look at the class of each image
+BY_CLASS = {"step", "dirichlet", "shards"}  # the kinds that look at the class of each example
 
 
-def _check_sizes(images: int, clients: int, server: int) -> None:
+def _check_sizes(examples: int, clients: int, server: int) -> None:
     if clients < 1:
         raise SettingError(f"`clients` must be 1 or more, got {clients}")
     if server < 0:
-        raise SettingError(f"`server` must be 0 or more images, got {server}")
-    if server + clients > images:
+        raise SettingError(f"`server` must be 0 or more examples, got {server}")
+    if server + clients > examples:
         raise SettingError(
-            f"`server` ({server} images) and {clients} clients with an image each need {server + clients} "
-            f"images, but the data has {images}; make one of them smaller"
+            f"`server` ({server} examples) and {clients} clients with an example each need {server + clients} "
+            f"examples, but the data has {examples}; make one of them smaller"
         )

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from fedbe.errors import SettingError
 from fedbe.models.shapes import image_shape
 
+MAX_EXTRA_LAYERS = 100  # the paper has 18; a model file could announce any number, and building them takes time
+
 
 class ConvNet(nn.Module):
     """conv 3×3 (32) – pool – conv 3×3 (64) – pool – conv 3×3 (64) – [extra × conv 3×3 (64), padded] – 64 – classes.
@@ -32,8 +34,8 @@ class ConvNet(nn.Module):
     ) -> None:
         super().__init__()
         channels, height, width = image_shape(shape, 18 - 14 * min(padding, 1), "ConvNet")
-        if extra_layers < 0:
-            raise SettingError(f"`extra_layers` must be >= 0, got {extra_layers}")
+        if not 0 <= extra_layers <= MAX_EXTRA_LAYERS:
+            raise SettingError(f"`extra_layers` must be in [0, {MAX_EXTRA_LAYERS}], got {extra_layers}")
         if len(widths) != 3 or min(widths) < 1 or padding not in (0, 1):
             raise SettingError(
                 f"`widths` must be three numbers >= 1 and `padding` 0 or 1, got {list(widths)} and {padding}"

@@ -51,8 +51,8 @@ def test_damaged_files_are_errors(tmp_path, idx_files, change, sentence):
         load_task("mnist", root=tmp_path)
 
 
-def test_a_gzip_bomb_is_refused(tmp_path, idx_files, monkeypatch):
-    monkeypatch.setattr("fedbe.data.readers.idx.MAX_FILE_BYTES", 1000)
+def test_a_gzip_bomb_is_refused(tmp_path, idx_files):
     idx_files(tmp_path / "mnist")
-    with pytest.raises(DataError, match="more than 1000 bytes and is refused"):
+    (tmp_path / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(bytes(1 + (1 << 27)), 1))
+    with pytest.raises(DataError, match="more than 134217728 bytes and is refused"):
         load_task("mnist", root=tmp_path)

@@ -36,9 +36,24 @@ def test_a_damaged_image_is_a_data_error(tmp_path: Path) -> None:
         read_image(path, (1, 8, 8))
 
 
+@pytest.mark.parametrize("name", ["x.png", "x.eps"])
+def test_a_file_for_ghostscript_is_not_opened(name: str, tmp_path: Path) -> None:
+    """Pillow goes by the content, and would start a program to read it."""
+    path = tmp_path / name
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n")
+    with pytest.raises(DataError, match="is not an image that can be read"):
+        read_image(path, (3, 8, 8))
+
+
 def test_image_files_have_one_or_three_channels():
     with pytest.raises(DataError, match="takes images of 4 channels"):
         check_takes_images((4, 8, 8))
+
+
+def test_a_model_that_takes_huge_images_is_refused():
+    """Pooling makes any size fit the weights, and each picture would be resized to it."""
+    with pytest.raises(DataError, match="40000 × 40000 pixels, more than 50,000,000"):
+        check_takes_images((3, 40_000, 40_000))
 
 
 def test_a_set_of_empty_images_is_refused_before_it_is_read(tmp_path):

@@ -55,6 +55,12 @@ def test_the_usual_names_need_no_options(tmp_path):
         ("a,label\n1,2,3\n", "", "row 2: expected 2 values, got 3"),
         ("a,a,label\n1,2,3\n", "", "two columns with one name"),
         ("a,label\n", "", "at least one row"),
+        ("a;label\n1,5;2\n2,5;3\n", "", "commas between its columns, got ';'"),
+        ("a\tlabel\n1\t2\n", "", "commas between its columns"),
+        ("a,label\n1,yes\n2,\n", "", "the column 'label' has missing values"),
+        ("a,label\n1,0\n2,\n", "", "the column 'label' has missing values"),
+        ("a,label,client\n1,0,north\n2,1, \n", "", "the column 'client' has missing values"),
+        ("a,label,client\n1,0,7\n2,1,\n", "", "the column 'client' has missing values"),
         ("a,label\n1,0.5\n2,0.25\n", "", "single-label classification"),
         ("a,label\n" + "".join(f"name{i},1\n" for i in range(101)), "", "101 distinct texts, more than 100"),
     ],
@@ -73,7 +79,9 @@ def test_bytes_are_not_a_csv(tmp_path):
         load_task(path)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="needs pyarrow: pip install 'fedbe[parquet]'")
+@pytest.mark.skipif(
+    importlib.util.find_spec("pyarrow") is None, reason="needs pyarrow: pip install -c constraints.txt -e '.[parquet]'"
+)
 def test_parquet(tmp_path, table):
     import pyarrow
     from pyarrow import parquet
@@ -106,6 +114,17 @@ def test_a_parquet_file_that_is_not_a_table_of_numbers_and_texts(tmp_path, colum
     path = tmp_path / "odd.parquet"
     parquet.write_table(pyarrow.table({"a": column, "label": np.zeros(len(column), np.int8)}), path)
     with pytest.raises(DataError, match=match):
+        tables.read(path)
+
+
+@pytest.mark.parametrize("column", ["label", "client"])
+def test_a_parquet_file_with_missing_labels_or_clients(tmp_path, column):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "nulls.parquet"
+    parquet.write_table(pyarrow.table({"a": [1, 2], "label": [0, 1], "client": [0, 1]} | {column: [1, None]}), path)
+    with pytest.raises(DataError, match=f"the column '{column}' has missing values"):
         tables.read(path)
 
 
@@ -204,5 +223,5 @@ def test_parquet_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     path = tmp_path / "mine.parquet"
     path.write_bytes(b"")
-    with pytest.raises(ExtraError, match=r"fedbe\[parquet\]"):
+    with pytest.raises(ExtraError, match=r"pip install .*\[parquet\]"):
         load_task(path)

@@ -80,3 +80,13 @@ def test_error_names_the_unreadable_image(tmp_path, tiny_tree):
     (tree / "train" / "n02" / "images" / "n02_0.JPEG").write_bytes(b"not a jpeg")
     with pytest.raises(DataError, match=r"n02_0\.JPEG is not a readable image"):
         load_task("tiny-imagenet", root=tmp_path)
+
+
+def test_an_image_that_is_named_twice_is_refused(tmp_path, tiny_tree):
+    """A list of one name, a million times, would need gigabytes."""
+    tree = tmp_path / "tiny-imagenet-200"
+    tiny_tree(tree)
+    with (tree / "val" / "val_annotations.txt").open("a") as file:
+        file.write("val_0.JPEG\tn01\n")
+    with pytest.raises(DataError, match="must name each image of Tiny-ImageNet once"):
+        load_task("tiny-imagenet", root=tmp_path)

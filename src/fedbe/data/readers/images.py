@@ -1,4 +1,4 @@
-"""Helpers for image files of any kind that Pillow reads."""
+"""Helpers for image files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,14 +13,25 @@ from fedbe.errors import DataError
 UNREADABLE_IMAGE = (
     OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning
 )  # fmt: skip
+# Others are refused whatever the file is called: for EPS, Pillow starts Ghostscript, which runs programs.
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 MAX_PIXELS = 50_000_000  # of one image: larger ones are photographs to be resized first, or bombs
 MAX_BYTES_RATIO = 200  # bytes of pixels for each byte of the files of a set; photographs reach 100, drawings 50
 FREE_BYTES = 64 << 20  # so many are always read
 
 
+def is_image_file(path: Path) -> bool:
+    """Whether the name is that of an image. Hidden files are not: macOS writes `._photo.png` next to `photo.png`."""
+    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+
+
 def open_image(source: Path | IO[bytes]) -> Image.Image:
-    """Open an image without decoding it. A file of a few kB can announce gigabytes: those are a ValueError."""
-    image = Image.open(source)
+    """Open an image of one of the `FORMATS`, without decoding it.
+
+    A file of a few kB can announce gigabytes: those are a ValueError.
+    """
+    image = Image.open(source, formats=FORMATS)
     width, height = image.size
     if width * height > MAX_PIXELS:
         image.close()

@@ -26,7 +26,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def parse(content: bytes, name: str) -> np.ndarray[Any, Any]:
-    """The array in the content of a .npy file: no memory is taken on the word of its header.
+    """The array in the content of a .npy file: its header is checked before memory is allocated.
 
     Example:
         >>> file = io.BytesIO()

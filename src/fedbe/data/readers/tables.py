@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedbe.data.arrays import from_arrays
 from fedbe.data.dataset import Dataset
-from fedbe.errors import DataError, ExtraError, nearest
+from fedbe.errors import DataError, missing_extra, nearest
 
 LABELS = ("label", "labels", "target", "class", "y")
 CLIENTS = ("client_id", "client")
@@ -52,7 +52,7 @@ def read(path: Path) -> Dataset:
 
     Raises:
         DataError: The file is not a table, a column is missing, or a value is missing or not finite.
-        ExtraError: A Parquet file needs `pip install 'fedbe[parquet]'`.
+        ExtraError: A Parquet file needs the extra parquet.
     """
     path, options = split_options(path)
     if unknown := sorted(options.keys() - {"label", "client"}):
@@ -68,16 +68,28 @@ def read(path: Path) -> Dataset:
     inputs = {name: column for name, column in columns.items() if name not in (label, client)}
     if not inputs:
         raise DataError(f"{path} must have a column of inputs next to the label '{label}'")
-    ids = None if client is None else columns[client]
+    labels = complete(columns[label], label, path)
+    ids = None if client is None else complete(columns[client], client, path)
     ratio = MAX_CELLS_RATIO if path.suffix == ".parquet" else MAX_WIDTH_RATIO
     matrix = encoded(inputs, path, max_cells(path.stat().st_size, ratio))
-    return from_arrays(path.stem, matrix, _labels(columns[label]), client_ids=ids)
+    return from_arrays(path.stem, matrix, _labels(labels), client_ids=ids)
 
 
 def _column(columns: Columns, wanted: str | None, usual: Sequence[str], what: str, path: Path) -> str | None:
     if wanted is not None and wanted not in columns:
         raise DataError(f"{path} has no column '{wanted}' for the {what}: {nearest(wanted, columns)}")
     return wanted if wanted is not None else next((name for name in usual if name in columns), None)
+
+
+def complete(values: NDArray[Any], name: str, path: Path | str) -> NDArray[Any]:
+    """The values of a column of labels or client ids; a DataError if one is missing: NaN, None or an empty text."""
+    if values.dtype.kind == "f":
+        is_missing = bool(np.isnan(values).any())
+    else:
+        is_missing = values.dtype.kind in "OU" and any(v is None or not str(v).strip() for v in values.flat)
+    if is_missing:
+        raise DataError(f"{path}: the column '{name}' has missing values; fill or remove these rows")
+    return values
 
 
 def _labels(values: NDArray[Any]) -> NDArray[Any]:
@@ -94,6 +106,12 @@ def encoded(columns: Columns, path: Path | str, limit: int = MAX_CELLS) -> NDArr
         path: The name for messages.
         limit: How many values the result may have.
     """
+    for name, values in columns.items():
+        if values.ndim != 1 or (values.dtype.kind == "O" and any(value is None for value in values)):
+            raise DataError(
+                f"{path}: the column '{name}' must have one number or text in each row, got {values.dtype} "
+                f"{list(values.shape)}; fill or remove rows with missing values"
+            )
     categories = {name: _categories(values, name, path) for name, values in columns.items() if _is_text(values)}
     rows, width = len(next(iter(columns.values()))), sum(len(categories.get(name, "1")) for name in columns)
     if rows * width > limit:
@@ -139,6 +157,8 @@ def _read_csv(path: Path) -> Columns:
     if len(rows) < 2:
         raise DataError(f"{path} must have a line of column names and at least one row")
     header, *body = rows
+    if len(header) == 1 and (other := next((sign for sign in ";\t|" if sign in header[0]), None)):
+        raise DataError(f"{path} must have commas between its columns, got {other!r}; write it again with commas")
     if broken := next((i for i, row in enumerate(body, start=2) if len(row) != len(header)), None):
         raise DataError(f"{path}, row {broken}: expected {len(header)} values, got {len(body[broken - 2])}")
     if len(set(header)) < len(header):
@@ -165,7 +185,7 @@ def _read_parquet(path: Path) -> Columns:
     try:
         from pyarrow import ArrowException, parquet, types
     except ImportError as problem:
-        raise ExtraError("Parquet files need pyarrow: pip install 'fedbe[parquet]'") from problem
+        raise missing_extra("Parquet files need pyarrow", "parquet") from problem
     try:
         with parquet.ParquetFile(path) as file:
             cells, limit = file.metadata.num_rows * file.metadata.num_columns, max_cells(path.stat().st_size)

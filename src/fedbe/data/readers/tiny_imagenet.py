@@ -50,6 +50,8 @@ def _part(
     missing = [file for file, wnid in listing if wnid not in label or file not in files]
     if missing or not listing:
         raise DataError(f"{path} has no {missing[0] if missing else 'images'} of Tiny-ImageNet; download it again")
+    if len({file for file, _ in listing}) < len(listing):
+        raise DataError(f"{path} must name each image of Tiny-ImageNet once; download it again")
     images = np.empty((len(listing), SIDE, SIDE, 3), np.uint8)  # a list of 100,000 arrays would double the memory
     for number, (file, _) in enumerate(listing):
         images[number] = _pixels(files[file], path / file)
