@@ -7,8 +7,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
-from fedbe.core import state
+from fedbe.core import layout
 
 
 def _load() -> ModuleType:
@@ -29,8 +30,14 @@ emulated.register()
 @pytest.fixture(autouse=True)
 def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     """The emulated devices emu:0 and emu:1."""
-    monkeypatch.setattr(state, "PLAIN_TENSORS", (*state.PLAIN_TENSORS, emulated.EmulatedTensor))
+    monkeypatch.setattr(layout, "PLAIN_TENSORS", (*layout.PLAIN_TENSORS, emulated.EmulatedTensor))
     emulated.EMULATOR.memory_ends_in = None
+    emulated.EMULATOR.full = emulated.Emulator().full
     emulated.EMULATOR.used.clear()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(
+        1
+    )  # they change the last bits, and torch's thread for a device's backward passes keeps its own
     with emulated.EmulatedMode():
         yield emulated.EMULATOR
+    torch.set_num_threads(threads)

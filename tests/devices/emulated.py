@@ -66,6 +66,7 @@ class Counts:
 
     to_device: int = 0
     from_device: int = 0
+    numbers_to_device: int = 0  # the elements of the tensors that were copied there
     waits: int = 0  # the host read a number, or a size that depends on numbers
 
     @property
@@ -80,6 +81,7 @@ class Emulator:
 
     counts: Counts = field(default_factory=Counts)
     memory_ends_in: int | None = None  # operations
+    full: Exception = field(default_factory=lambda: torch.OutOfMemoryError("out of memory. Tried to allocate 2.00 GiB"))
     generators: list[torch.Generator] = field(default_factory=lambda: [torch.Generator() for _ in range(COUNT)])
     used: set[int] = field(default_factory=set)  # the numbers of devices that computed something
 
@@ -97,7 +99,7 @@ class Emulator:
         if self.memory_ends_in is not None and threading.current_thread() is threading.main_thread():
             self.memory_ends_in -= 1
             if self.memory_ends_in < 0:
-                raise torch.OutOfMemoryError("emulated device out of memory. Tried to allocate 2.00 GiB")
+                raise self.full
 
 
 EMULATOR = Emulator()
@@ -124,7 +126,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     _check_devices(name, tensors, ours)
     EMULATOR.spend_memory()
-    if name.split(".")[0] in WAITS:
+    if name.split(".")[0] in WAITS or _has_mask(name, args):
         EMULATOR.counts.waits += 1
     where = ours[0].device if ours else torch.device(target)
     where = torch.device(NAME, where.index or 0)
@@ -134,6 +136,16 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func._schema.is_mutable:
         return _mutated(args, kwargs, result, where)
     return tree_map(lambda x: EmulatedTensor(x, where) if isinstance(x, torch.Tensor) else x, result)
+
+
+def _has_mask(name: str, args: Any) -> bool:
+    """Whether an operation turns a mask of the device into indices: then the host waits for their number."""
+    if not name.startswith(INDEXED):
+        return False
+    masks = [t for t in tree_leaves(args[1]) if isinstance(t, EmulatedTensor) and t.dtype in (torch.bool, torch.uint8)]
+    # A plain number fills the mask without indices. (For CUDA torch keeps it on the host; here it is on the device.)
+    filled = name.startswith("aten::index_put") and not args[2].ndim
+    return bool(masks) and not filled
 
 
 def _mutated(args: Any, kwargs: Any, result: Any, where: torch.device) -> Any:
@@ -184,6 +196,7 @@ def _copy(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     if source.device.type != target.type:
         if target.type == NAME:
             EMULATOR.counts.to_device += 1
+            EMULATOR.counts.numbers_to_device += source.numel()
         else:
             EMULATOR.counts.from_device += 1
     if target.type == NAME or source.device.type == NAME:

@@ -68,6 +68,18 @@ def test_a_comparison_and_its_resume(command, tmp_path):
     assert info(cell)["device"] == "cpu"
 
 
+@pytest.mark.parametrize(("units", "warns"), [(False, True), (True, False)])
+def test_a_resume_that_emulates_bfloat16_says_so(units, warns, command, tmp_path, monkeypatch):
+    monkeypatch.setattr(compute, "has_bfloat16", lambda: units)
+    words = ["run", *QUICK, "--method", "fedavg", "--device", "cpu", "--name", "it", "-q"]
+    assert command(*words, "--precision", "bfloat16")[0] == 0
+    run = tmp_path / "runs/it"
+    (run / "run.json").write_text(json.dumps(info(run) | {"finished": None, "final": None}))
+    code, text = command("resume", "runs/it", "--workers", "0", "-q")
+    assert code == 0, text
+    assert ("cpu has no units for bfloat16" in text) == warns
+
+
 def test_auto_says_which_accelerator(command, tmp_path, monkeypatch):
     monkeypatch.setattr(devices, "ACCELERATORS", ("emu",))
     code, text = command("run", *QUICK, "--method", "fedavg", "--name", "auto")
@@ -161,6 +173,9 @@ class TestReproduce:
 
 def test_the_speed_of_a_device_is_that_of_one_process(monkeypatch, emulator):
     monkeypatch.setattr(cost, "cores", lambda: 1000)
+    asked = []
+    monkeypatch.setattr(cost, "ask_for_same_bits", lambda device: asked.append(str(device)))
     rate = cost.images_per_second("mlp", (4,), 3, "{}", 7, "emu:0")
+    assert asked == ["emu:0"]
     assert emulator.used == {0}
     assert rate * 100 < cost.images_per_second("mlp", (4,), 3, "{}", 7, "cpu")

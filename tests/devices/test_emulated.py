@@ -1,9 +1,13 @@
 """The emulated device is as strict as CUDA: otherwise the other tests here would prove nothing."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+
+from fedbe import ModelRunner, Plan
 
 
 def test_it_trains_with_the_numbers_of_the_cpu():
@@ -59,6 +63,32 @@ def test_it_counts_copies_and_waits(emulator):
         there.cpu()
         torch.zeros(3).copy_(there)
     assert (counts.to_device, counts.from_device, counts.waits) == (1, 2, 2)
+
+
+def test_masks_are_waits_as_on_cuda(emulator):
+    there = torch.arange(4.0).to("emu")
+    with emulator.counted() as counts:
+        assert len(there[there > 1]) == 2  # the host needs the size
+        there[there > 1] = there[:2].clone()
+        assert counts.waits == 2
+        there[there > 1] = 0.0  # a plain fill
+        torch.where(there > 1, there, 0.0)
+    assert (counts.to_device, counts.waits) == (0, 2)
+
+
+def test_a_model_travels_in_few_copies(emulator):
+    """Its parameters, its buffers and its counters are one copy each, however many layers it has."""
+    layers = [nn.Linear(2, 2), *(nn.BatchNorm1d(2) for _ in range(9))]
+    runner = ModelRunner(nn.Sequential(*layers), Plan(device="emu"))
+    state = runner.read()
+    counted = replace(state, counters={name: torch.tensor(i) for i, name in enumerate(state.counters)})
+    with emulator.counted() as counts:
+        runner.load(counted)
+        assert (counts.to_device, counts.from_device) == (3, 0)
+        back = runner.read()
+    assert (counts.to_device, counts.from_device, counts.waits) == (3, 3, 0)
+    assert {name: int(t) for name, t in back.counters.items()} == {n: i for i, n in enumerate(state.counters)}
+    assert len({t.untyped_storage().data_ptr() for t in back.counters.values()}) == 9
 
 
 def test_it_has_its_own_random_numbers():

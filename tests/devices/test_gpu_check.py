@@ -14,7 +14,7 @@ def _few(monkeypatch):
 @pytest.mark.slow
 def test_parity_and_runs_pass_on_a_correct_device():
     findings = [*gpu_check.parity("emu:0"), *gpu_check.whole_runs("emu:0", 0)]
-    assert len(findings) == 4
+    assert len(findings) == 5
     assert all(finding.good for finding in findings), findings
 
 

@@ -72,7 +72,7 @@ def numbers(folder):
 )
 def test_a_run_has_the_bits_of_the_cpu(method, changes, play, recipe, emulator, monkeypatch):
     # Threads change the last bits, and the emulated device has other kernels that use them.
-    monkeypatch.setattr("fedbe.experiment.simulation.server_threads", lambda _: 1)
+    monkeypatch.setattr("fedbe.experiment.simulation.cores", lambda: 1)
     changed = override_recipe(recipe, changes)
     there = play("there", method, "emu:0", changed)
     assert emulator.used == {0}
@@ -116,6 +116,27 @@ def test_data_is_copied_to_the_device_once(recipe, emulator):
     index = torch.arange(5)
     assert torch.equal(moved.server.batch(index).cpu(), federation.server.batch(index))
     assert federation.on(torch.device("cpu")) is federation
+
+
+def test_jobs_of_this_process_and_the_server_share_the_data(recipe, emulator):
+    federation = prepare(recipe, 0)
+    data = sum(
+        loader.compact().batch(torch.arange(len(loader))).numel() for loader in (federation.train, federation.test)
+    )
+    with Serial() as executor, emulator.counted() as counts:
+        sim = make_simulation(recipe, "fedbe", 0, "float32", federation, executor, "emu:0")
+    assert data <= counts.numbers_to_device < data + 5000  # and the weights of two models
+    assert sim.federation.train is federation.train
+
+
+def test_a_process_without_clients_gets_the_rows_of_the_server_alone(recipe, emulator):
+    federation, index = prepare(recipe, 0), torch.arange(5)
+    with emulator.counted() as counts:
+        server = federation.server_on(torch.device("emu:0"))
+    rows = federation.server.batch(torch.arange(len(federation.server))).numel()
+    assert rows <= counts.numbers_to_device < rows + 100  # and scale and shift
+    assert torch.equal(server.batch(index).cpu(), federation.server.batch(index))
+    assert federation.server_on(torch.device("cpu")) is federation.server
 
 
 def test_images_are_augmented_on_the_device(recipe):
@@ -181,6 +202,23 @@ def test_full_memory_is_one_sentence_and_resume_goes_on(phase, done, play, emula
     assert numbers(play("full", "fedbe", "emu:0")) == numbers(straight)
 
 
+@pytest.mark.parametrize(
+    "full",
+    [
+        RuntimeError("MPS backend out of memory (MPS allocated: 8.93 GB). Tried to allocate 1 MB on private pool."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+    ],
+    ids=["mps", "cublas", "cuda"],
+)
+@pytest.mark.parametrize(("phase", "done"), [("clients", 0), ("ensemble", 1)])
+def test_every_form_of_full_memory_stops_the_run(full, phase, done, play, emulator):
+    emulator.full = full
+    with pytest.raises(RunError, match=r"memory of .* is full") as raised:
+        play("full", "fedbe", "emu:0", callback=FillMemory(emulator, phase, done))
+    assert "\n" not in str(raised.value)
+
+
 def test_workers_take_devices_in_turn():
     plan = Plan(device="emu:0,1")
     assert [plan.for_worker(i).device for i in range(3)] == ["emu:0", "emu:1", "emu:0"]
@@ -188,11 +226,13 @@ def test_workers_take_devices_in_turn():
     assert Plan(device="emu").device == "emu:0"
 
 
-def test_whole_runs_take_devices_in_turn(recipe, tmp_path, emulator):
+def test_whole_runs_take_the_device_of_their_worker(recipe, tmp_path, emulator):
     # No steps: torch computes no gradients on the second emulated device.
     first = override_recipe(recipe, ["training.rounds=1", "training.epochs=0"])
-    news = [NewRun(first, "fedavg", seed, "float32", "emu:0,1") for seed in (0, 1)]
-    jobs = [RunJob(tmp_path / str(new.seed), new) for new in news]
-    with Serial() as executor:
-        assert execute_runs(jobs, executor, Callback(), lambda: False, whole=True)
-    assert emulator.used == {0, 1}
+    jobs = [RunJob(tmp_path / str(seed), NewRun(first, "fedavg", seed, "float32", "emu:0,1")) for seed in range(3)]
+    with Serial() as executor:  # one worker
+        assert execute_runs(jobs[:2], executor, Callback(), lambda: False, whole=True)
+    assert emulator.used == {0}
+    emulator.used.clear()
+    assert jobs[2].for_worker(1).run().finished
+    assert emulator.used == {1}

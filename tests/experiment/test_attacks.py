@@ -5,13 +5,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedbe.algorithms.vote import Member
 from fedbe.core.state import ModelState
 from fedbe.core.updates import Update
 from fedbe.errors import RecipeError
 from fedbe.experiment import run_folder
-from fedbe.experiment.attacks import ATTACKS, Attacker, class_prior, hidden_class_prior, hidden_loss_max, loss_max
+from fedbe.experiment.attacks import (
+    ATTACKS,
+    MODEL_ATTACKS,
+    Attacker,
+    View,
+    class_prior,
+    hidden_class_prior,
+    hidden_loss_max,
+    loss_max,
+)
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import dump_recipe, load_recipe, override_recipe
 
@@ -54,6 +64,35 @@ def test_what_is_sent(kind: str, sent: Callable[..., list[list[float]]]) -> None
     received = sent(kind)
     assert received[0] == pytest.approx(BY_HAND[kind], abs=1e-5)
     assert received[1:] == [list(change) for change in ONE_OF_THREE[1:]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [(0 * 1 + 1 * 3 + 3 * 6) / 10, (3 * 3 + 5 * 6) / 10]),  # 1, 3 and 6 examples
+        ({"mean_weights": "uniform"}, [4 / 3, 8 / 3]),
+        ({"robust": "median"}, [1.0, 3.0]),
+    ],
+)
+def test_attackers_know_how_the_server_combines(
+    settings: Mapping[str, object],
+    expected: list[float],
+    update: Callable[..., Update],
+    state: Callable[..., ModelState],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`View.combine` of an attack that sends no change at all: the server's mean of it and of the honest changes."""
+    combined = []
+
+    def attack(view: View) -> Tensor:
+        combined.append(view.combine(0 * view.trained[0]))
+        return view.trained
+
+    monkeypatch.setitem(MODEL_ATTACKS, "mimic", (attack, 1.0))
+    changes = zip(ONE_OF_THREE, (1, 3, 6), strict=True)
+    sent = [update(i, torch.tensor(change) + 1, n) for i, (change, n) in enumerate(changes)]
+    Attacker("mimic", 1).updates(sent, state([1.0, 1.0]), settings, torch.Generator())
+    assert combined[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_against_a_mean_the_largest_factor_is_the_best(sent: Callable[..., list[list[float]]]) -> None:

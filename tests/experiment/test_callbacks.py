@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fedbe.experiment.callbacks import Callback, CallbackList, progress_callback
+from fedbe.experiment.callbacks import Callback, CallbackList, EndStatus, progress_callback
 from fedbe.experiment.run_folder import Record
 
 
@@ -28,7 +28,7 @@ def test_time_left_follows_from_recorded_round_times(terminal: bool) -> None:
     callback.begin("FedAvg, seed 0", 10, 6)
     callback.round_ended(record(7, 50))
     callback.round_ended(record(8, 70))
-    callback.end()
+    callback.end("finished")
     assert "2 min 0 s left" in output.getvalue()
     if not terminal:
         assert "accuracy 50.0 %; 2 min 30 s left" in output.getvalue()
@@ -47,7 +47,7 @@ def test_runs_at_the_same_time_share_the_time_left(terminal: bool) -> None:
     assert terminal or "50.0 %, 1 set aside; 1 min 30 s left" in output.getvalue()
     second.begin("FedBE, seed 0", 2, 1)
     second.round_ended(record(2, 60))
-    callback.end()
+    callback.end("finished")
     assert "1 min 0 s left" in output.getvalue()
     assert "it sent NaN" in output.getvalue()
     assert "FedBE, seed" in output.getvalue()
@@ -66,8 +66,8 @@ class Log(Callback):
     def round_ended(self, record: Record) -> None:
         self.calls.append(record["round"])
 
-    def end(self) -> None:
-        self.calls.append("end")
+    def end(self, status: EndStatus) -> None:
+        self.calls.append(status)
 
 
 def test_a_list_calls_all_its_callbacks() -> None:
@@ -76,8 +76,8 @@ def test_a_list_calls_all_its_callbacks() -> None:
     callbacks.begin("FedAvg", 2, 1)
     callbacks.phase(2, "clients", 1, 3)
     callbacks.round_ended(record(2, 1.0))
-    callbacks.end()
-    assert first.calls == second.calls == [("FedAvg", 2, 1), (2, "clients", 1, 3), 2, "end"]
+    callbacks.end("stopped")
+    assert first.calls == second.calls == [("FedAvg", 2, 1), (2, "clients", 1, 3), 2, "stopped"]
 
 
 def test_quiet_prints_nothing() -> None:
@@ -85,5 +85,5 @@ def test_quiet_prints_nothing() -> None:
     callback = progress_callback(1, quiet=True, console=Console(file=output))
     callback.begin("FedAvg", 1, 0)
     callback.round_ended(record(1, 1.0))
-    callback.end()
+    callback.end("finished")
     assert output.getvalue() == ""

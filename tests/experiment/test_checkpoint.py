@@ -13,8 +13,9 @@ from fedbe.algorithms.vote import Member
 from fedbe.core.files import write_atomic
 from fedbe.core.state import ModelState
 from fedbe.errors import RunError, RunWarning
-from fedbe.experiment import checkpoint, loop, run_folder
+from fedbe.experiment import checkpoint, loop, provenance, run_folder
 from fedbe.experiment.executors.process_pool import ProcessPool
+from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.run_state import RunState
 from fedbe.experiment.tensor_files import UNREADABLE, read_tensors
@@ -53,6 +54,22 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
         "checkpoint-000004.safetensors",
         "checkpoint-000003.safetensors",
     ]
+
+
+@pytest.mark.parametrize("target", ["folder", "file", "nothing"])
+def test_a_new_run_is_not_written_through_a_link(target: str, tmp_path: Path, small: Recipe) -> None:
+    victim = tmp_path / "victim"
+    if target == "folder":
+        victim.mkdir()
+        (victim / "recipe.toml").write_text("mine")
+    elif target == "file":
+        victim.write_text("mine")
+    (tmp_path / ".run.part").symlink_to(victim)
+    folder = run_folder.create(tmp_path / "run", small, "fedavg", 0, "float32")
+    assert not folder.is_symlink()
+    assert not (tmp_path / ".run.part").is_symlink()
+    if target != "nothing":
+        assert (victim / "recipe.toml" if target == "folder" else victim).read_text() == "mine"
 
 
 def _flipped(content: bytes, at: int) -> bytes:
@@ -106,12 +123,25 @@ def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
             assert state.round == 1
 
 
-def test_files_without_a_checksum_are_read(tmp_path: Path) -> None:
-    """Those that older versions wrote."""
+def test_a_file_without_a_checksum_is_refused(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, _state(1), {"seed": "0"})
     header, tensors = read_tensors(path)
     path.write_bytes(safetensors.torch.save(tensors, {"fedbe": json.dumps(header)}))
-    assert checkpoint.read(path, {"seed": "0"}).round == 1
+    with pytest.raises(ValueError, match="it has no checksum"):
+        checkpoint.read(path, {"seed": "0"})
+
+
+def test_the_newest_is_kept_whatever_the_number_of_digits(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-old.safetensors").write_text("not one of ours")
+    for number in (999_998, 999_999, 1_000_000):
+        checkpoint.save(tmp_path, _state(number), {})
+    assert [p.name for p in checkpoint.paths(tmp_path)] == [
+        "checkpoint-1000000.safetensors",
+        "checkpoint-999999.safetensors",
+    ]
+    back = checkpoint.latest(tmp_path)
+    assert back is not None
+    assert back.round == 1_000_000
 
 
 def test_no_readable_checkpoint_is_an_error(tmp_path: Path) -> None:
@@ -125,6 +155,23 @@ def test_another_identity_is_refused(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, _state(1), {"recipe": "a", "data": "b"})
     with pytest.raises(RunError, match="data was b and is now c"):
         checkpoint.latest(tmp_path, {"recipe": "a", "data": "c"})
+
+
+def test_another_build_of_torch_resumes(tmp_path: Path) -> None:
+    """A machine with a GPU has another wheel. Checkpoints of earlier versions name the build."""
+    checkpoint.save(tmp_path, _state(1), {"torch": "2.13.0+cpu"})
+    assert checkpoint.latest(tmp_path, {"torch": "2.13.0"}) is not None
+    with pytest.raises(RunError, match=r"torch was 2.13.0 and is now 2.14.0"):
+        checkpoint.latest(tmp_path, {"torch": "2.14.0"})
+
+
+def test_the_identity_of_a_run_does_not_name_the_build_of_torch(small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation, identities = prepare(small, 0), []
+    for version in ("2.13.0+cpu", "2.13.0+cu130"):
+        monkeypatch.setattr(torch, "__version__", version)
+        identities.append(provenance.identity(small, "fedbe", 0, "float32", federation))
+        assert provenance.made_with("cpu")["torch"] == version
+    assert identities[0] == identities[1]
 
 
 def test_other_numerics_are_refused(tmp_path: Path) -> None:

@@ -186,6 +186,13 @@ def test_an_unwritable_cache_is_ignored(cache: ClientCache, job: TrainJob) -> No
     assert cache.load(job) is None
 
 
+def test_the_cache_is_not_written_through_a_link(cache: ClientCache, job: TrainJob, tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    cache.folder.symlink_to(tmp_path / "victim")
+    cache.save(job, _result(job), 1.0)
+    assert list((tmp_path / "victim").iterdir()) == []
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("everything_cached")
 @pytest.mark.parametrize("method", INSTANT)

@@ -18,11 +18,13 @@ import fedbe
 from fedbe import data
 from fedbe.errors import AggregationError, DataError, RecipeError, RunError, RunWarning, SettingError
 from fedbe.experiment import loop, provenance, run_folder, saved_model
+from fedbe.experiment.callbacks import Callback, EndStatus
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.executors.serial import Serial
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import load_recipe, override_recipe
+from fedbe.experiment.run_folder import Record
 from fedbe.experiment.simulation import Simulation
 from fedbe.experiment.tensor_files import read_tensors, write_tensors
 
@@ -45,6 +47,33 @@ def test_a_run_folder_is_complete(play: Play) -> None:
     assert {"train", "fit", "ensemble", "distill", "test", "round"} <= set(last["seconds"])
     assert set(last["memory_mb"]) == {"train", "server", "test"}
     assert all(mb > 100 for mb in last["memory_mb"].values())  # torch alone is more
+
+
+class End(Callback):
+    """Keeps how a run ended; may raise an error after the first round."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error, self.status = error, "none"
+
+    def round_ended(self, record: Record) -> None:  # noqa: ARG002
+        if self.error is not None:
+            raise self.error
+
+    def end(self, status: EndStatus) -> None:
+        self.status = status
+
+
+def test_a_callback_learns_how_the_run_ended(tmp_path: Path, small: Recipe) -> None:
+    folder = run_folder.create(tmp_path / "run", small, "fedavg", 0, "float32")
+    for error, status in ((ValueError("a bug"), "failed"), (KeyboardInterrupt(), "stopped")):
+        callback = End(error)
+        with pytest.raises(type(error)):
+            loop.execute(folder, Serial(), callback)
+        assert callback.status == status
+    for stop in (True, False):
+        callback = End()
+        assert loop.execute(folder, Serial(), callback, should_stop=lambda stop=stop: stop) is not stop
+        assert callback.status == ("stopped" if stop else "finished")
 
 
 def test_bytes_count_every_tensor_once(play: Play) -> None:
@@ -373,11 +402,11 @@ def test_a_function_that_returns_no_model_is_refused(
 
 def test_a_method_that_distils_needs_server_images(play: Play, small: Recipe) -> None:
     bare = override_recipe(small, ["data.server=0"])
-    with pytest.raises(RunError, match="FedBE needs images"):
+    with pytest.raises(RunError, match="FedBE needs unlabeled inputs"):
         play("bare", "fedbe", recipe=bare)
     measured = override_recipe(bare, ["evaluation.ensemble=S"])
     play("without BatchNorm", "fedavg", recipe=measured)
-    with pytest.raises(RunError, match="FedAvg needs images"):
+    with pytest.raises(RunError, match="FedAvg needs unlabeled inputs"):
         play(
             "with BatchNorm",
             "fedavg",
@@ -432,6 +461,8 @@ INFO = {"method": "fedavg", "seed": 0, "precision": "float32", "made_with": {}, 
         ({"finished": "now"}, "a finished run must have a final accuracy"),
         ({"seed": 10**400}, "`seed` must be a whole number of 64 bits"),
         ({"made_with": {"torch": None}}, "`made_with.torch` must be a text, got None"),
+        ({"identity": {"data": 3}}, "`identity.data` must be a text, got 3"),
+        ({"identity": "data"}, "`identity` must be a table, got 'data'"),
         ({"device": "\ud800"}, "surrogates not allowed"),
     ],
 )

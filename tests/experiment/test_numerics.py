@@ -58,6 +58,11 @@ IMAGES = (
 # name: recipe, method, changes
 CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {name: ("digits", name, SMALL) for name in METHODS} | {
     "auto": ("digits", "fedbe", (*SMALL, "variant=auto")),
+    "auto, students accepted": (
+        "digits",
+        "fedbe",
+        (*SMALL, "variant=auto", "settings.gate_margin=0", "settings.distill_lr=0.1", "settings.distill_lr_min=0.1"),
+    ),
     "released": ("digits", "fedbe", (*SMALL, "variant=released")),
     "released recipe": (
         "digits",

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +23,7 @@ from fedbe.experiment.executors.watchdog import JobTimes
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import override_recipe
+from fedbe.experiment.run_jobs import RunJob
 
 JOBS = '''
 """Jobs for the tests; worker processes import this file."""
@@ -31,6 +32,8 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 size = 1.0
 
@@ -68,6 +71,55 @@ class Raises:
 
     def run(self, federation, runner):
         raise ValueError("three is not four")
+
+
+@dataclass(frozen=True)
+class LosesDevice:
+    """The device fails as CUDA does the first `times` times: a process then cannot use it any more."""
+    diary: str
+    times: int
+    name = "loses its device"
+
+    def run(self, federation, runner):
+        pids = Path(self.diary).read_text().split() if Path(self.diary).exists() else []
+        if len(pids) < self.times:
+            Path(self.diary).write_text(" ".join([*pids, str(os.getpid())]))
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\\nmore lines")
+        return len({*pids, str(os.getpid())})
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Knows the number of its worker."""
+    seconds: float
+    worker: object = None
+    name = "placed"
+
+    def for_worker(self, number):
+        return Placed(self.seconds, number)
+
+    def run(self, federation, runner):
+        time.sleep(self.seconds)
+        return self.worker
+
+
+class TooLarge(torch.nn.Linear):
+    """A network that does not fit on the device."""
+    def to(self, *arguments):
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+
+class Unmovable(torch.nn.Linear):
+    def to(self, *arguments):
+        raise KeyError("not this one")
+
+
+def too_large(**settings):
+    return TooLarge(2, 2)
+
+
+def unmovable(**settings):
+    return Unmovable(2, 2)
 
 
 @dataclass(frozen=True)
@@ -111,6 +163,13 @@ def test_results_come_in_the_order_of_the_jobs(ready: ProcessPool, jobs) -> None
     assert [o.value for o in ready.map(slow_first) if isinstance(o, Done)] == [0, 1, 2, 3]
 
 
+def test_a_job_that_chooses_its_device_knows_its_worker(ready: ProcessPool, jobs) -> None:  # type: ignore[no-untyped-def]
+    """Not its position: the second of two workers is free while the first one works."""
+    assert len(list(ready.map([jobs.Echo(0), jobs.Echo(1)]))) == 2  # both are up
+    outcomes = ready.map([jobs.Placed(3.0), jobs.Placed(0.0), jobs.Placed(0.0), jobs.Placed(0.0)])
+    assert [o.value for o in outcomes if isinstance(o, Done)] == [0, 1, 1, 1]
+
+
 def test_jobs_are_drawn_no_further_than_ahead(ready: ProcessPool, jobs) -> None:  # type: ignore[no-untyped-def]
     drawn: list[int] = []
 
@@ -144,6 +203,30 @@ def test_an_exception_fails_the_job_and_the_worker_stays(ready: ProcessPool, job
     assert raised == Failed("ValueError: three is not four")
     assert isinstance(echo, Done)
     assert ready.pids == before
+
+
+def test_a_worker_that_lost_its_device_is_replaced(ready: ProcessPool, jobs, tmp_path: Path, capfd) -> None:  # type: ignore[no-untyped-def]
+    again, lost = ready.map([jobs.LosesDevice(str(tmp_path / "twice"), 2), jobs.LosesDevice(str(tmp_path / "ever"), 9)])
+    assert isinstance(again, Done)
+    assert again.value == 3, "each attempt had another process"
+    assert isinstance(lost, Lost)
+    assert "3 times (the device failed: CUDA error: an illegal memory access was encountered)" in lost.reason
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"), [("too_large", "the memory of the device is full"), ("unmovable", "KeyError: 'not this one'")]
+)
+def test_a_worker_that_cannot_be_set_up_sets_no_client_aside(small: Recipe, jobs, model: str, reason: str) -> None:  # type: ignore[no-untyped-def]
+    federation = prepare(small, 0)
+    broken = replace(federation, model=replace(federation.model, name=f"jobs_for_tests:{model}", settings={}))
+    with ProcessPool(1) as workers:
+        workers.configure(broken, Plan())
+        before = workers.pids
+        (outcome,) = workers.map([jobs.Echo(1)])
+        assert workers.pids == before
+    assert isinstance(outcome, Lost)
+    assert reason in outcome.reason
 
 
 def test_data_is_in_shared_memory(small: Recipe, jobs) -> None:  # type: ignore[no-untyped-def]
@@ -199,10 +282,13 @@ class TestHung:
         times = JobTimes()
         job = SimpleNamespace(size=10)
         assert times.limit(job) == 3600.0 + 10 * 10.0  # it may loop forever, too
-        assert times.limit(SimpleNamespace()) is None  # of unknown size, such as a whole run
+        assert times.limit(SimpleNamespace()) is None  # of unknown size
         times.note(job, 200.0)
         assert times.limit(job) == 30 * 200.0
         assert times.limit(SimpleNamespace(size=1)) == 600.0  # at least
+        whole = RunJob(Path("run"))
+        times.note(whole, 12.0)  # one round was left
+        assert times.limit(whole) is None
         monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.01)
         killed = threading.Event()
         beat = SimpleNamespace(value=1)

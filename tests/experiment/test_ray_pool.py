@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -118,6 +119,95 @@ def test_jobs_keep_their_order_and_survive_their_actor(tmp_path: Path, pool: Ray
     assert "died or hung 3 times" in lost.reason
     with pytest.raises(Stopped):
         list(pool.map(jobs, should_stop=lambda: True))
+
+
+def test_a_tensor_that_changes_travels_again(tmp_path: Path, pool: RayPool, small: Recipe) -> None:
+    pool.configure(prepare(small, 0), Plan())
+    large = torch.ones(30_000)
+    sums = []
+    for factor in (1, 2):
+        large.mul_(factor)
+        (outcome,) = pool.map([Look(large, tmp_path / "none")])
+        assert isinstance(outcome, Done)
+        sums.append(outcome.value[0])
+    assert sums == [30_000.0, 60_000.0]
+
+
+class Unreadable:
+    """A federation that a node cannot read, as when a package is missing there."""
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise LookupError("not on this node")
+
+
+def test_a_node_that_cannot_read_the_data_sets_no_client_aside(tmp_path: Path, pool: RayPool) -> None:
+    pool.configure(Unreadable(), Plan())  # type: ignore[arg-type]
+    (outcome,) = pool.map([Look(torch.ones(2), tmp_path / "none")])
+    assert isinstance(outcome, Lost)
+    assert "not on this node" in outcome.reason
+
+
+HOOKS = '''
+"""What Ray's worker processes call when they start."""
+import os
+import sys
+
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "fedbe":
+            raise ModuleNotFoundError(f"No module named '{name}'")
+
+
+def without_fedbe():
+    sys.meta_path.insert(0, Missing())
+
+
+def with_other_torch():
+    import torch
+    torch.__version__ = "1.0+cpu"
+
+
+def dies():
+    os.chdir = lambda _: os._exit(1)  # an actor calls it first
+'''
+START = """
+import os, sys, ray
+from fedbe.errors import RunError
+from fedbe.experiment.executors import ray_pool
+ray_pool.START_SECONDS = 6.0
+environment = {"worker_process_setup_hook": sys.argv[1], "env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}}
+ray.init(
+    address="local", num_cpus=1, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False,
+    _node_ip_address="127.0.0.1", runtime_env=environment,
+)
+try:
+    with ray_pool.RayPool(1) as pool:
+        list(pool.map(["never started"]))
+except RunError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        ("without_fedbe", "a node of the Ray cluster cannot run fedbe: .*No module named 'fedbe'"),
+        ("with_other_torch", "a node of the Ray cluster has torch 1.0, and this machine has 2"),
+        ("dies", "no worker could start on the Ray cluster in 6 s"),
+    ],
+)
+def test_a_node_that_cannot_start_a_worker_is_one_sentence(hook: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "hooks_for_tests.py").write_text(HOOKS)
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-c", START, f"hooks_for_tests.{hook}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ | {"PYTHONPATH": paths})
+    *_, last = done.stdout.splitlines()  # Ray prints of its own
+    assert re.match(message, last), done.stdout + done.stderr
 
 
 def test_data_travels_once_a_run_and_the_model_once_a_round(

@@ -95,7 +95,7 @@ def test_a_dumped_recipe_is_the_same_recipe() -> None:
     assert "unlabeled" not in dump_recipe(recipe)["data"]
 
 
-@pytest.mark.parametrize("name", ["../../x", "a/b", "..", "", "a\\b"])
+@pytest.mark.parametrize("name", ["../../x", "a/b", "..", "", "a\\b", "\x1b[2J", "a\nb"])
 def test_a_recipe_cannot_name_a_folder_elsewhere(tmp_path: Path, name: str) -> None:
     path = tmp_path / "evil.toml"
     path.write_bytes(tomli_w.dumps({"name": name}).encode())
@@ -117,7 +117,9 @@ POSITIVE = st.floats(1e-6, 1e3)
 EPOCHS = st.integers(0, 30) | st.tuples(st.integers(0, 10), st.integers(10, 30))
 RECIPES = st.builds(
     Recipe,
-    name=st.text(min_size=1).filter(lambda name: name.strip(". ") and not set(name) & set("/\\\0")),
+    name=st.text(min_size=1).filter(
+        lambda name: name.strip(". ") and not set(name) & set("/\\") and name.isprintable()
+    ),
     summary=st.text(),
     method=st.sampled_from(["fedavg", "fedbe", "1-ensemble", "fedbe+scaffold"]),
     variant=st.sampled_from(["paper", "released", "tuned"]),
@@ -172,7 +174,7 @@ def test_a_split_that_is_not_a_table_is_refused(tmp_path: Path) -> None:
         ("training.epochs=[5, 1]", "epochs must be [low, high]"),
         ("training.schedule=papr", "unknown schedule 'papr'"),
         ("training.clients_per_round=11", "only 10 clients"),
-        ("data.unlabeled_size=301", "only 300 images"),
+        ("data.unlabeled_size=301", "only 300 inputs"),
         ("split.kind=stepp", "'split.kind': input should be 'iid'"),
         ("evaluation.ensemble=XY", "`members` must be one or more of"),
         ("evaluation.ensemble=SS", "each once"),

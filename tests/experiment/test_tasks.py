@@ -8,11 +8,14 @@ import torch
 
 import fedbe
 from fedbe import ModelWarning, data
-from fedbe.core.state import Layout
-from fedbe.experiment import run_folder, saved_model
+from fedbe.core.compute import Plan
+from fedbe.core.layout import Layout
+from fedbe.experiment import federation, run_folder, saved_model
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.executors.serial import Serial
+from fedbe.experiment.jobs import prepare_jobs
 from fedbe.experiment.recipe_files import load_recipe
+from fedbe.experiment.run_jobs import NewRun, RunJob, spread_runs
 
 MODULE = """
 import numpy as np
@@ -50,6 +53,16 @@ class Bag(nn.Module):
         return {"logits": self.head(words[:, :2].sum(1)), "hidden": words}
 
 
+class Scores(Bag):
+    def forward(self, ids, mask=None):
+        whole = super().forward(ids, mask)
+        return {"hidden": whole["hidden"], "scores": whole["logits"]}
+
+
+def scores(classes, shape):
+    return Scores(classes, frozen=False)
+
+
 def bag(classes, shape, frozen=False):
     assert shape in ({"ids": (4,), "mask": (4,)}, ((4,), (4,)), (4,)), shape
     return Bag(classes, frozen)
@@ -59,6 +72,11 @@ def masks():
     \"\"\"Images whose bright pixels are class 1.\"\"\"
     images = np.random.default_rng(0).integers(0, 256, (60, 6, 6), dtype=np.uint8)
     return images, (images > 127).astype(np.int64)
+
+
+def other_images():
+    images, labels = masks()
+    return 255 - images, labels[:, 0, 0]
 
 
 def pixels(classes, shape):
@@ -112,6 +130,26 @@ def test_the_vote_of_a_saved_text_model(recipe, play):
     assert again.accuracy == run_folder.read_rounds(folder)[-1]["test"]["accuracy"]
 
 
+@pytest.mark.parametrize("method", ["fedbe", "1-ensemble"])
+def test_the_recipe_names_the_output_that_has_the_logits(recipe, play, method):
+    named = recipe("texts", "scores", "model.output=scores", "training.one_round_epochs=2")
+    folder = play("scores", method, recipe=named, workers=Serial())
+    test = data.load_task(named.data.source).test
+    again = saved_model.load_trained_model(folder).metrics(test.inputs, test.labels)
+    assert again.accuracy == run_folder.read_rounds(folder)[-1]["test"]["accuracy"]
+    with pytest.raises(fedbe.ModelError, match="name the logits with `output`"):
+        play("unnamed", method, recipe=recipe("texts", "scores"), workers=Serial())
+
+
+def test_whole_runs_and_worker_processes_use_the_named_output(recipe):
+    """`prepare_jobs` is what a worker process has, `spread_runs` tries the model before workers get whole runs."""
+    named = recipe("texts", "scores", "model.output=scores")
+    made, runner = prepare_jobs(federation.prepare(named, 0), Plan())
+    assert runner.logits(made.test.batch(torch.arange(2))).shape == (2, 3)
+    job = RunJob(Path("never"), NewRun(named, "fedavg", 0, "float32"))
+    assert spread_runs("runs", [job], Serial())
+
+
 @pytest.mark.slow
 def test_frozen_parameters_never_travel(recipe, play, identical):
     """Worker processes build the same frozen weights, messages do not hold them, the model file does."""
@@ -136,6 +174,16 @@ def test_one_class_for_each_pixel(recipe, play):
     assert model.predict_proba(torch.zeros(2, 6, 6, 1, dtype=torch.uint8)).shape == (2, 2, 6, 6)
 
 
+def test_validation_and_unlabeled_data_of_a_segmentation_task(recipe):
+    """Both functions return arrays, and they are not the same data."""
+    changes = ("data.server=10", "data.validation=12", "data.unlabeled=tasks_for_tests:other_images")
+    made = federation.prepare(recipe("masks", "pixels", *changes), 0)
+    assert len(made.test) == 12
+    assert len(made.server) == 60
+    with pytest.raises(fedbe.SettingError, match="own test images"):
+        federation.prepare(recipe("masks", "pixels", "data.unlabeled=tasks_for_tests:masks", *changes[:2]), 0)
+
+
 @pytest.mark.parametrize(
     ("source", "model", "changes", "message"),
     [
@@ -143,7 +191,7 @@ def test_one_class_for_each_pixel(recipe, play):
         ("texts", "bag", ["data.flip=true"], "data.flip are for images"),
         ("masks", "pixels", ["data.pad=1"], "would move the images, but not their labels"),
         ("texts", "bag", ["data.unlabeled=digits"], "data.unlabeled is for images"),
-        ("masks", "pixels", ["split.kind=step"], "needs one class for each image"),
+        ("masks", "pixels", ["split.kind=step"], "needs one class for each example"),
         ("masks", "bag", [], "failed with AssertionError"),
         ("texts", "pixels", [], "failed with KeyError"),
     ],

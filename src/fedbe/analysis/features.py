@@ -19,7 +19,7 @@ from fedbe.experiment.federation import is_image
 from fedbe.experiment.saved_model import TrainedModel, load_trained_model
 
 CLASSES = (1, 3, 6)  # of CIFAR-10: automobile, cat, frog
-NOISE = "fedbe.reproduce.smoke:images"
+NOISE = "fedbe.data.embedded:noise"
 FOREIGN = {"cifar10": "cifar100", "digits": NOISE}  # the other data set, by the one that the network was trained on
 MAX_IMAGES = 3000  # as many as CIFAR-10's test set has of three classes
 NEIGHBOURS = 10

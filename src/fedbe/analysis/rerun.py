@@ -67,7 +67,7 @@ def rerun_last_round(run: Run, executor: Executor | None = None) -> Rerun:
 def _simulation(run: Run, executor: Executor) -> Simulation:
     recipe, seed, plan = run.recipe, run.info.seed, own_plan(run.info.precision, run.info.device, executor)
     federation = prepare(recipe, seed, load_task(recipe.data.source))
-    runner = ModelRunner(federation.build_model(), plan)
+    runner = ModelRunner(federation.build_model(), plan, federation.model.output)
     executor.configure(federation, plan)
     return Simulation(recipe, recipe.method_for(run.info.method), seed, federation, runner, executor)
 
@@ -77,7 +77,7 @@ def _state_before(run: Run, sim: Simulation) -> RunState:
     if last == 1:
         return RunState(0, sim.runner.read())
     # `latest` gives the newest checkpoint only, and we need the one before it.
-    path = run.folder / f"checkpoint-{last - 1:06d}.safetensors"
+    path = checkpoint.path_of(run.folder, last - 1)
     try:
         return checkpoint.read(path)
     except UNREADABLE as error:

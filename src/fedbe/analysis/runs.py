@@ -125,9 +125,9 @@ def find_folders(root: Path) -> list[Path]:
     Raises:
         RunError: There is none.
     """
-    comparisons = sorted(p.parent for p in root.rglob("compare.json"))
+    comparisons = sorted(p.parent for p in root.rglob(comparison.PLAN_FILE))
     cells = {cell for folder in comparisons for cell in _cells(folder)}
-    single_runs = sorted(p.parent for p in root.rglob("run.json") if p.parent not in cells)
+    single_runs = sorted(p.parent for p in root.rglob(run_folder.INFO_FILE) if p.parent not in cells)
     if not comparisons and not single_runs:
         raise RunError(f"there are no runs below {root}: start one with `fedbe run` or name another folder with --runs")
     return [*comparisons, *single_runs]

@@ -8,16 +8,15 @@ predicts what the attacker wants.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedbe.algorithms.server.robust import robust_mean
+from fedbe.algorithms.server.stages import Mean
 from fedbe.algorithms.vote import Member, Predictor
-from fedbe.core.moments import weighted_mean
 from fedbe.core.state import ModelState
 from fedbe.core.updates import ClientId, ClientUpdate, Update
 from fedbe.errors import SettingError, nearest
@@ -245,12 +244,14 @@ class Attacker:
         honest = [u for u in sent if not self._is_hostile(u)]
         rows = torch.stack([u.state.params for u in honest or hostile]) - previous.params
 
+        mean = Mean(**{f.name: settings[f.name] for f in fields(Mean) if f.name in settings})
+
         def with_change(update: Update, change: Tensor) -> Update:
             return replace(update, state=replace(update.state, params=previous.params + change))
 
         def combine(change: Tensor) -> Tensor:
             given = [*(with_change(u, change) for u in hostile), *honest]
-            return _server_mean(given, previous, settings) - previous.params
+            return mean.of(given, previous).params - previous.params
 
         trained = torch.stack([u.state.params for u in hostile]) - previous.params
         view = View(trained, rows, usual if self.strength is None else self.strength, combine, generator)
@@ -271,11 +272,3 @@ class Attacker:
             return (wanted if m.name in names else p for m, p in zip(listed, given, strict=True))
 
         return predict
-
-
-def _server_mean(updates: Sequence[Update], previous: ModelState, settings: Mapping[str, Any]) -> Tensor:
-    """The parameters that the server's mean would have, [P]."""
-    rule = settings.get("robust", "none")
-    if rule == "none":
-        return weighted_mean([(u.state, u.num_examples) for u in updates]).params
-    return robust_mean(updates, previous, rule, settings["hostile_fraction"]).params

@@ -1,11 +1,14 @@
 """Callbacks of a run: progress bars in a terminal, lines elsewhere. `trackers.py` has more."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from fedbe.experiment.run_folder import Record
+
+EndStatus = Literal["finished", "stopped", "failed"]
 
 
 class Callback:
@@ -23,8 +26,8 @@ class Callback:
     def round_ended(self, record: Record) -> None:
         """A round has finished; `record` is its line in rounds.jsonl."""
 
-    def end(self) -> None:
-        """The run has finished or was stopped."""
+    def end(self, status: EndStatus) -> None:
+        """The run has finished, was stopped (Ctrl-C), or failed with an error."""
 
     def for_run(self) -> "Callback":
         """A callback for one of several runs that train at the same time; by default this one.
@@ -52,9 +55,9 @@ class CallbackList(Callback):
         for callback in self._callbacks:
             callback.round_ended(record)
 
-    def end(self) -> None:
+    def end(self, status: EndStatus) -> None:
         for callback in self._callbacks:
-            callback.end()
+            callback.end(status)
 
 
 def duration(seconds: float) -> str:
@@ -166,7 +169,7 @@ class ProgressBars(Callback):
         self._bars.update(self._rounds_bar, completed=record["round"], note=note)
         _print_problems(self._bars, record)
 
-    def end(self) -> None:
+    def end(self, status: EndStatus) -> None:  # noqa: ARG002
         if self._bars is not None:
             self._bars.remove_task(self._phase_bar)
             self._bars.stop()
@@ -195,7 +198,7 @@ class ParallelBars(Callback):
         """Note that one of the runs has finished a round."""
         self.bars.update(self._rounds_bar, advance=1, note=f"{self._time_left.update(record)} left")
 
-    def end(self) -> None:
+    def end(self, status: EndStatus) -> None:  # noqa: ARG002
         self.bars.stop()
 
 

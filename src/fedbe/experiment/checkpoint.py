@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedbe.algorithms.vote import Member
+from fedbe.core.compute import torch_release
 from fedbe.core.updates import ClientId
 from fedbe.errors import RunError, RunWarning
 from fedbe.experiment.run_state import RunState
@@ -37,7 +38,7 @@ def save(folder: Path, state: RunState, identity: Identity) -> Path:
         "identity": dict(identity),
         "members": [m.name for m in state.members],
     }
-    path = folder / f"checkpoint-{state.round:06d}.safetensors"
+    path = path_of(folder, state.round)
     write_tensors(path, header, tensors)
     for old in paths(folder)[KEPT:]:
         with suppress(OSError):  # a file too many does no harm
@@ -45,9 +46,16 @@ def save(folder: Path, state: RunState, identity: Identity) -> Path:
     return path
 
 
+def path_of(folder: Path, round: int) -> Path:
+    """The checkpoint that is written after a round."""
+    return folder / f"checkpoint-{round:06d}.safetensors"
+
+
 def paths(folder: Path) -> list[Path]:
     """The checkpoints of a run, the newest first."""
-    return sorted(folder.glob("checkpoint-*.safetensors"), reverse=True)
+    named = {path: path.stem.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*.safetensors")}
+    numbered = {path: int(number) for path, number in named.items() if number.isdecimal()}
+    return sorted(numbered, key=numbered.__getitem__, reverse=True)
 
 
 def latest(folder: Path, identity: Identity | None = None) -> RunState | None:
@@ -81,7 +89,9 @@ def read(path: Path, identity: Identity | None = None) -> RunState:
     """The state in one file. `UNREADABLE` if the file is damaged, RunError if it has another identity."""
     header, tensors = read_tensors(path)
     if identity is not None:
-        _check(dict(header["identity"]), identity, path)
+        saved = dict(header["identity"])
+        saved["torch"] = torch_release(str(saved.get("torch", "unknown")))  # checkpoints from before name the build
+        _check(saved, identity, path)
     return _state_of(header, tensors)
 
 

@@ -6,10 +6,10 @@ that start with the same first round (same data, split, weights and local settin
 
 import contextlib
 import hashlib
-import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
 from fedbe.algorithms.client.training import Trained
 from fedbe.core.compute import Plan
@@ -48,13 +48,18 @@ class ClientCache:
         return Trained(state, part("extras/", tensors), part("memory/", tensors), loss, steps), seconds
 
     def save(self, job: TrainJob, trained: Trained, seconds: float) -> None:
-        """Write the result of a job. Failures are ignored: the run continues, and its checkpoint reports them."""
+        """Write the result of a job, but not through a link.
+
+        Failures are ignored: the run continues, and its checkpoint reports them.
+        """
         tensors = tensors_of("model", trained.state)
         tensors |= {f"extras/{name}": t for name, t in trained.extras.items()}
         tensors |= {f"memory/{name}": t for name, t in trained.memory.items()}
         path = self._path(job)
-        part_path = path.with_name(f"{os.getpid()}-{path.name}")  # two processes may share a first round
+        part_path = path.with_name(f"{uuid4().hex}-{path.name}")  # two processes may share a first round
         with contextlib.suppress(OSError, RunError):
+            if self.folder.is_symlink():
+                return
             self.folder.mkdir(exist_ok=True)
             write_tensors(part_path, {"loss": trained.loss, "steps": trained.steps, "seconds": seconds}, tensors)
             part_path.replace(path)

@@ -6,14 +6,19 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 
+from fedbe import data
 from fedbe.algorithms.methods import get_method
 from fedbe.core.files import write_atomic, write_json
 from fedbe.errors import RunError, SettingError
-from fedbe.experiment import run_folder
+from fedbe.experiment import provenance, run_folder
+from fedbe.experiment.federation import Federation, prepare
 from fedbe.experiment.recipe import Recipe
+
+PLAN_FILE = "compare.json"  # its methods and seeds
 
 
 @dataclass(frozen=True)
@@ -72,20 +77,37 @@ def create(
         for name in names:
             for seed in seeds:
                 run_folder.create(_cell(part, name, seed), recipe, name, seed, precision, device)
-        write_json(part / "compare.json", {"methods": list(names), "seeds": list(seeds)})
+        write_json(part / PLAN_FILE, {"methods": list(names), "seeds": list(seeds)})
     return folder
 
 
 def find_same(runs: Path, recipe: Recipe, names: Sequence[str], seeds: Sequence[int], precision: str) -> Path | None:
-    """A comparison in the folder `runs` with these settings, finished or not; or None."""
+    """A comparison in the folder `runs` that would have the same numbers if it were made now, finished or not; or None.
+
+    It has these settings, and its trained runs have the identity that they would have now: the same data, model, torch
+    and arithmetic. The data is loaded only to compare that.
+    """
     plan = {"methods": list(names), "seeds": list(seeds)}
-    for folder in sorted(path.parent for path in runs.glob("*/compare.json")):
+    task = cache(lambda: data.load_task(recipe.data.source))
+
+    @cache
+    def federation(seed: int) -> Federation:
+        made = prepare(recipe, seed, task())
+        made.build_model()  # imports a model of the user, whose source is a part of the identity
+        return made
+
+    def is_same(cell: Path) -> bool:
+        info = run_folder.read_info(cell)
+        if run_folder.read_recipe(cell) != recipe or info.precision != precision:
+            return False
+        if info.identity is None:  # never trained, or by a version that did not note it
+            return not run_folder.read_rounds(cell)
+        now = provenance.identity(recipe, info.method, info.seed, precision, federation(info.seed))
+        return info.identity == now
+
+    for folder in sorted(path.parent for path in runs.glob(f"*/{PLAN_FILE}")):
         try:
-            paths = cells(folder) if _plan(folder) == plan else []
-            if paths and all(
-                run_folder.read_recipe(path) == recipe and run_folder.read_info(path).precision == precision
-                for path in paths
-            ):
+            if _plan(folder) == plan and all(is_same(path) for path in cells(folder)):
                 return folder
         except RunError:
             continue
@@ -94,7 +116,7 @@ def find_same(runs: Path, recipe: Recipe, names: Sequence[str], seeds: Sequence[
 
 def is_comparison(folder: Path) -> bool:
     """Whether a folder is a comparison."""
-    return (folder / "compare.json").is_file()
+    return (folder / PLAN_FILE).is_file()
 
 
 def cells(folder: Path) -> list[Path]:
@@ -184,17 +206,21 @@ def verdict(rows: Sequence[Row]) -> tuple[str, str]:
     best = max(rows, key=lambda r: r.mean)
     reference = get_method(rows[0].method).title
     title, n = get_method(best.method).title, len(best.accuracies)
+    seeds = f"n = {n} seed{'s' if n > 1 else ''}"
+    if len(rows) == 1:
+        return f"{title} reaches {cells_of(best)[1]} % test accuracy", f"over {seeds}; name two methods to compare them"
     if best.difference is None:
-        return f"No method beats {reference} here", f"over n = {n} seeds"
-    gain = f"{title} is {best.difference:.1f} points above {reference}"
-    if best.chance is None:
-        return gain, f"too few seeds for a p-value: n = {n}"
-    sure = "unlikely to be chance"
-    if best.chance >= 0.05:  # a gain that may be chance is not a headline
-        gain = f"No certain difference: on average {title} has {best.difference:.1f} points more than {reference}"
+        return f"No method beats {reference} here", f"over {seeds}"
+    if best.chance is None or best.chance >= 0.05:  # a gain that may be chance is not a headline
+        where = "on average" if n > 1 else "on this seed"
+        gain = f"No certain difference: {where} {title} has {best.difference:.1f} points more than {reference}"
         sure = "this may be chance; try more seeds"
+    else:
+        gain, sure = f"{title} is {best.difference:.1f} points above {reference}", "unlikely to be chance"
+    if best.chance is None:
+        return gain, f"paired over {seeds}, without a p-value: {sure}"
     relation = readable(best.chance) if best.chance < 0.001 else f"= {readable(best.chance)}"
-    return gain, f"paired over n = {n} seeds, p {relation}: {sure}"
+    return gain, f"paired over {seeds}, p {relation}: {sure}"
 
 
 def sentence(rows: Sequence[Row]) -> str:
@@ -237,10 +263,10 @@ def _rounds(recipe: Recipe, rows: Sequence[Row]) -> str:
 def _plan(folder: Path) -> Mapping[str, list]:  # type: ignore[type-arg]
     """The methods and seeds of a comparison."""
     try:
-        plan: Mapping[str, list] = json.loads((folder / "compare.json").read_text())  # type: ignore[type-arg]
+        plan: Mapping[str, list] = json.loads((folder / PLAN_FILE).read_text())  # type: ignore[type-arg]
         for part, kind in (("methods", str), ("seeds", int)):
             if not isinstance(plan[part], list) or not plan[part] or not all(type(v) is kind for v in plan[part]):
-                raise ValueError("compare.json must list methods and seeds")
+                raise ValueError(f"{PLAN_FILE} must list methods and seeds")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{folder} is not a comparison: {error}") from error
     return plan

@@ -67,6 +67,7 @@ class DraftEvaluation:
             self._sim.federation.test_labels,
             rule=get_vote_rule(settings.vote),
             balanced=settings.balance,
+            class_mix=settings.class_mix,
         )
         assert result.metrics is not None
         return result.metrics.as_dict() | {"disagreement": result.disagreement}

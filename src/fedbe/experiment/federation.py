@@ -15,7 +15,7 @@ from fedbe.core.devices import CPU
 from fedbe.core.random import generator, global_rng
 from fedbe.data import Augment, Dataset, Loader, Task, make_loader
 from fedbe.data.dataset import Shape, is_plain
-from fedbe.data.splits import remaining, stratified
+from fedbe.data.splits import remaining, representative
 from fedbe.errors import RecipeError, SettingError
 from fedbe.experiment.recipe import Recipe
 
@@ -29,12 +29,14 @@ class ModelSpec:
         classes: The number of classes.
         shape: The shape of one input; by position or name if there are several tensors.
         settings: Of the network.
+        output: Which part of the network's output are the logits; see `ModelRunner`.
     """
 
     name: str
     classes: int
     shape: Shape
     settings: Mapping[str, Any] = field(default_factory=dict)
+    output: str | int | None = None
 
     def build(self, source: torch.Generator) -> nn.Module:
         """Build the module with weights that are drawn from the generator.
@@ -144,6 +146,12 @@ class Federation:
         server = None if self.server is None else self.server.placed(move)
         return replace(self, train=self.train.placed(move), test=self.test.placed(move), server=server)
 
+    def server_on(self, device: torch.device) -> Loader | None:
+        """The server's data on a device, without the clients': for a process that runs only the server's step."""
+        if self.server is None or device == CPU:
+            return self.server
+        return self.server.compact().placed(lambda tensor: tensor.to(device))
+
     def share_(self) -> Self:
         """Move all data into shared memory, so that worker processes read it without a copy."""
         for loader in (self.train, self.test, self.server):
@@ -170,12 +178,14 @@ def prepare(recipe: Recipe, seed: int, task: Task | None = None) -> Federation:
     task = task or data.load_task(recipe.data.source)
     if is_shipped(recipe.model.name):
         task = as_numbers(task)
-    task = with_validation(recipe, task)
+    whole, task = task, with_validation(recipe, task)
     parts = divide(recipe, task.train, seed)
     train = _train_loader(recipe, task)
-    server, server_labels, unlabeled_digest = _server_part(recipe, task, train, parts.server, seed)
+    server, server_labels, unlabeled_digest = _server_part(recipe, task, train, parts.server, seed, whole)
     return Federation(
-        model=ModelSpec(recipe.model.name, len(task.train.classes), train.shape, recipe.model.settings()),
+        model=ModelSpec(
+            recipe.model.name, len(task.train.classes), train.shape, recipe.model.settings(), recipe.model.output
+        ),
         seed=seed,
         classes=task.train.classes,
         train=train,
@@ -211,7 +221,7 @@ def with_validation(recipe: Recipe, task: Task) -> Task:
         return task
     if size >= len(train):
         raise RecipeError(f"data.validation must be below the {len(train)} training examples, got {size}")
-    held_out = stratified(train.labels, size, generator(0, role="validation"))
+    held_out = representative(train.labels, size, generator(0, role="validation"))
     return Task(train.subset(remaining(len(train), held_out)), train.subset(held_out, f"{train.name} (validation)"))
 
 
@@ -243,9 +253,12 @@ def _augmentation(recipe: Recipe, task: Task) -> Augment | None:
 
 
 def _server_part(
-    recipe: Recipe, task: Task, train: Loader, index: Tensor, seed: int
+    recipe: Recipe, task: Task, train: Loader, index: Tensor, seed: int, whole: Task
 ) -> tuple[Loader | None, Tensor | None, str]:
-    """The server's data, its labels if they are known, and a digest of data that is not in the task."""
+    """The server's data, its labels if they are known, and a digest of data that is not in the task.
+
+    `whole` is the task with its own test data, where `task` measures on validation data.
+    """
     if recipe.data.unlabeled is None:
         # Smaller sizes are subsets of larger ones, so that sizes can be compared.
         order = torch.randperm(len(index), generator=generator(seed, 0, "unlabeled"))[: recipe.data.unlabeled_size]
@@ -258,7 +271,7 @@ def _server_part(
         size=recipe.data.unlabeled_size,
         shape=train.shape,
         seed=seed,
-        task=task.train.name,
+        task=whole,
     )
     return train.like(unlabeled), None, hashlib.sha256(unlabeled.numpy().data).hexdigest()
 

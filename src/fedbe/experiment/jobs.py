@@ -101,7 +101,7 @@ class PredictJob:
 
 def prepare_jobs(federation: Federation, plan: Plan) -> tuple[Federation, ModelRunner]:
     """What a process needs to run jobs: the data on the plan's device, and the model."""
-    runner = ModelRunner(federation.build_model(), plan)
+    runner = ModelRunner(federation.build_model(), plan, federation.model.output)
     ask_for_same_bits(runner.device)
     return federation.on(runner.device), runner
 

@@ -6,15 +6,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from fedbe.algorithms.vote import Member
-from fedbe.core.devices import describe_device
+from fedbe.core.devices import describe_device, is_out_of_memory
 from fedbe.core.files import locked
 from fedbe.data import Task
 from fedbe.errors import RunError
 from fedbe.experiment import checkpoint, provenance, run_folder, saved_model
-from fedbe.experiment.callbacks import Callback
+from fedbe.experiment.callbacks import Callback, EndStatus
 from fedbe.experiment.client_cache import ClientCache
 from fedbe.experiment.executors.base import LOST_ADVICE, Executor, Stopped
 from fedbe.experiment.federation import prepare
@@ -32,6 +30,7 @@ def execute(
     task: Task | None = None,
     first_round: Path | None = None,
     device: str | None = None,
+    shares_cores: bool = False,
 ) -> bool:
     """Train a run from its last checkpoint, or from the start, until its last round.
 
@@ -43,6 +42,7 @@ def execute(
         task: The data set, if it is already loaded; default: the one that the recipe names.
         first_round: A folder where runs with the same first round share its trained clients. The caller removes it.
         device: Which of the run's devices to use; default: all of them.
+        shares_cores: Whether other runs use the cores of this machine at the same time.
 
     Returns:
         True if the run is finished, False if `should_stop` ended it before.
@@ -56,19 +56,28 @@ def execute(
     device = device or info.device
     with locked(folder), _full_memory_as_sentence(device):
         federation = prepare(recipe, info.seed, task)
-        sim = make_simulation(recipe, info.method, info.seed, info.precision, federation, executor, device)
+        sim = make_simulation(
+            recipe, info.method, info.seed, info.precision, federation, executor, device, shares_cores=shares_cores
+        )
         identity = provenance.identity(recipe, info.method, info.seed, info.precision, federation)
         state = checkpoint.latest(folder, identity) or RunState(0, sim.runner.read())
         run_folder.drop_rounds_after(folder, state.round)
+        info = run_folder.mark_identity(folder, info, identity)
         if 0 < state.round < sim.rounds:
             info = run_folder.mark_resumed(folder, info, state.round + 1)
         callback.begin(f"{sim.method.title}, seed {info.seed}", sim.rounds, state.round)
+        status: EndStatus = "failed"
         try:
             state = _train(folder, sim, state, identity, callback, should_stop, first_round)
+            status = "finished"
         except Stopped:
+            status = "stopped"
             return False
+        except KeyboardInterrupt:
+            status = "stopped"
+            raise
         finally:
-            callback.end()
+            callback.end(status)
         members = state.members or (Member("model", state.model),)
         saved_model.save(folder, members, sim.runner.layout, federation, sim.method.settings().get("vote", "mean"))
         run_folder.mark_finished(folder, info)
@@ -79,7 +88,9 @@ def execute(
 def _full_memory_as_sentence(device: str) -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         raise RunError(f"the memory of {describe_device(device)} is full; {LOST_ADVICE}: nothing is lost") from error
 
 

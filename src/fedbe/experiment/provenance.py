@@ -10,7 +10,7 @@ import torch
 
 import fedbe
 from fedbe.core import plugins
-from fedbe.core.compute import cores
+from fedbe.core.compute import cores, torch_release
 from fedbe.core.devices import describe_device
 from fedbe.experiment.federation import Federation
 from fedbe.experiment.recipe import Recipe
@@ -18,7 +18,7 @@ from fedbe.experiment.recipe import Recipe
 # The version of the arithmetic. Add 1 whenever the same recipe and seed give other numbers, however little: another
 # order of operations, another random draw, another default. Unfinished runs of an older version are then refused.
 # tests/experiment/test_numerics.py fails if the numbers of its cases change by more than rounding and this does not.
-NUMERICS_VERSION = 2
+NUMERICS_VERSION = 3
 # The same for the authors' program alone (variant or schedule `released`). 2: what docs/variants.md lists under it.
 RELEASED_VERSION = 2
 
@@ -34,14 +34,14 @@ def identity(recipe: Recipe, method: str, seed: int, precision: str, federation:
         "seed": str(seed),
         "precision": precision,
         "data": federation.digest[:16],
-        "numerics": _numerics(recipe),
+        "numerics": numerics("released" in (recipe.variant, recipe.training.schedule)),
         "model": plugins.source_digest(recipe.model.name) if ":" in recipe.model.name else recipe.model.name,
-        "torch": torch.__version__,
+        "torch": torch_release(torch.__version__),
     }
 
 
-def _numerics(recipe: Recipe) -> str:
-    released = "released" in (recipe.variant, recipe.training.schedule)
+def numerics(released: bool) -> str:
+    """The version of the arithmetic, for runs with or without the forms of the authors' program."""
     return f"{NUMERICS_VERSION}, released {RELEASED_VERSION}" if released else str(NUMERICS_VERSION)
 
 

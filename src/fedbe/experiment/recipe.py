@@ -69,11 +69,13 @@ class Model(BaseModel):
 
     Attributes:
         name: A network of `fedbe.models`, or module:function. All other names are settings of that network.
+        output: Which part of the network's output are the logits, a name or a position; see `ModelRunner`.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str = "mlp"
+    output: str | int | None = None
 
     def settings(self) -> dict[str, Any]:
         """The settings of the network."""
@@ -211,8 +213,11 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.name.strip(". ") or set(self.name) & set("/\\\0"):
-            raise ValueError(f"'name' becomes the name of a folder and must have no '/' and no '\\', got {self.name!r}")
+        if not self.name.strip(". ") or set(self.name) & set("/\\") or not self.name.isprintable():
+            raise ValueError(
+                f"'name' becomes the name of a folder and must have no '/', no '\\' and printable characters only, "
+                f"got {self.name!r}"
+            )
         try:
             self._check_methods()
             if self.attack is not None:
@@ -226,7 +231,7 @@ class Recipe(Section):
             raise ValueError(f"attack.clients is {self.attack.clients}, but must be below {self.split.clients} clients")
         size, available = self.data.unlabeled_size, self.data.server
         if size is not None and self.data.unlabeled is None and size > available:
-            raise ValueError(f"unlabeled_size is {size}, but the server has only {available} images (data.server)")
+            raise ValueError(f"unlabeled_size is {size}, but the server has only {available} inputs (data.server)")
         return self
 
     def _check_methods(self) -> None:
@@ -253,7 +258,7 @@ class Recipe(Section):
             method: The method; its settings win over the recipe's.
             changes: Settings of `EnsembleSettings` that win over both.
         """
-        values = {**variant_settings(method.name, self.variant), **self.settings, **method.settings(), **changes}
+        values = {**variant_settings(method, self.variant), **self.settings, **method.settings(), **changes}
         return EnsembleSettings(**{f.name: values[f.name] for f in fields(EnsembleSettings) if f.name in values})
 
     def method_for(self, name: str | None = None) -> Method:

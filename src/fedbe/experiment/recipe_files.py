@@ -47,7 +47,8 @@ def load_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
     """
     path = available_recipes().get(str(source), Path(source))
     if not path.is_file():
-        raise RecipeError(f"no recipe '{source}': {nearest(str(source), available_recipes())} or give a TOML file")
+        hint = nearest(str(source), available_recipes())
+        raise RecipeError(f"no recipe '{source}', and no TOML file of that name: {hint}")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # a ValueError is also wrong UTF-8, or a number of 5,000 digits

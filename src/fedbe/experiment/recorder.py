@@ -16,14 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fedbe.algorithms.api import RoundInfo, Server
+from fedbe.algorithms.api import Server
+from fedbe.algorithms.round_info import RoundInfo
 from fedbe.algorithms.server.guard import SetAside
+from fedbe.core.compute import torch_release
 from fedbe.core.files import locked, make_folder, write_json
-from fedbe.core.state import Layout, ModelState
+from fedbe.core.layout import Layout
+from fedbe.core.state import ModelState
+from fedbe.core.updates import ClientId
 from fedbe.errors import RunError
 from fedbe.experiment import checkpoint, run_folder
-from fedbe.experiment.provenance import NUMERICS_VERSION
+from fedbe.experiment.provenance import numerics
+from fedbe.experiment.records import clients_record
 from fedbe.experiment.run_state import RunState
 
 REPORT_FILE = "report.json"
@@ -82,12 +88,37 @@ class RunRecorder:
         write_json(self.folder / REPORT_FILE, report)
         return state
 
-    def save_round(self, state: RunState, line: dict[str, Any], metrics: Mapping[str, Any] | None) -> None:
-        """Write a finished round. The checkpoint is written last: it marks the round as complete."""
-        if self.folder is not None:
-            run_folder.append_round(self.folder, line)
-            self.add_metrics("train", state.round, metrics)
-            checkpoint.save(self.folder, state, _identity(self._server))
+    def restore(self, state: RunState | None) -> None:
+        """Let the server continue from a checkpoint; None resets it to the start. StateError if it does not fit."""
+        round, memory, members = (0, {}, ()) if state is None else (state.round, state.memory, state.members)
+        saved = {"round": round, "memory": memory, "members": [{"name": m.name, "state": m.state} for m in members]}
+        self._server.load_state_dict({"method": self._server.method.name, **saved})
+
+    def save_round(
+        self,
+        model: Mapping[str, Tensor],
+        clients: Mapping[ClientId, Mapping[str, Tensor]],
+        set_aside: Iterable[SetAside],
+        seconds: float,
+        metrics: Mapping[str, Any] | None,
+    ) -> None:
+        """Write the round that the server has just aggregated. The checkpoint is written last: it completes the round.
+
+        Args:
+            model: The next global model.
+            clients: The clients' memories.
+            set_aside: All whose update was not used.
+            seconds: How long the round took.
+            metrics: Of the clients' training; None for none.
+        """
+        server, info = self._server, self._server.info
+        if self.folder is None:
+            return
+        assert info is not None, "`aggregate` sets it"
+        run_folder.append_round(self.folder, _round_line(info, server.method.name, set_aside, seconds))
+        self.add_metrics("train", info.round, metrics)
+        state = RunState(info.round, server.runner.layout.pack(model), server.memory, clients, server.members)
+        checkpoint.save(self.folder, state, _identity(server))
 
     def save_node_count(self, online: int, needed: int) -> None:
         """Write nodes.json, so that `fedbe flower run` can show what the server waits for."""
@@ -127,14 +158,12 @@ class RunRecorder:
         return kinds
 
 
-def round_line(info: RoundInfo, method: str, set_aside: Iterable[SetAside], seconds: float) -> dict[str, Any]:
+def _round_line(info: RoundInfo, method: str, set_aside: Iterable[SetAside], seconds: float) -> dict[str, Any]:
     """The line of a round in rounds.jsonl."""
     return {
         "round": info.round,
         "method": method,
-        "clients": list(info.clients),
-        "set_aside": [{"client": s.client_id, "reason": s.reason} for s in set_aside],
-        **({"capped": [str(c) for c in info.capped]} if info.capped else {}),
+        **clients_record(info.clients, set_aside, info.capped),
         "server": info.step.as_record(),
         "seconds": {**info.step.seconds, "round": seconds},
     }
@@ -148,7 +177,7 @@ def read_node_count(folder: Path) -> tuple[int, int] | None:
     try:
         count = json.loads(path.read_text())
         return int(count["online"]), int(count["needed"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # it is only for a message
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # it is only for a message
         return None
 
 
@@ -173,8 +202,8 @@ def _identity(server: Server) -> dict[str, str]:
         "seed": str(server.seed),
         "model": _digest([shapes, counters, layout.keys]),
         "unlabeled inputs": str(0 if server.inputs is None else len(server.inputs)),
-        "numerics": str(NUMERICS_VERSION),
-        "torch": torch.__version__,
+        "numerics": numerics(server.variant == "released"),
+        "torch": torch_release(torch.__version__),
     }
     if server.method.needs_rounds:  # the number of rounds decides which rounds distil
         identity["number of rounds"] = str(server.rounds)

@@ -2,8 +2,12 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from fedbe.algorithms.server.guard import SetAside
+from fedbe.algorithms.server.influence import Capped
+from fedbe.core.updates import ClientId
 
 MAX_NUMBER = 1e100  # larger numbers are damage, and their sums and squares would overflow
 METRICS = ("test", "test_average", "test_ensemble")  # of a model; a number that is not known is null
@@ -11,6 +15,18 @@ COSTS = ("seconds", "memory_mb", "bytes")
 JUDGED = ("average", "ensemble", "student")  # metrics on the server's own inputs
 
 Check = Callable[[str, Any], None]  # what is checked, and its value; raises a ValueError
+
+
+def clients_record(
+    clients: Iterable[ClientId], set_aside: Iterable[SetAside], capped: Iterable[Capped]
+) -> dict[str, Any]:
+    """Who took part in a round, as a part of its line in rounds.jsonl: plain numbers and texts."""
+    caps = [str(c) for c in capped]
+    return {
+        "clients": list(clients),
+        "set_aside": [{"client": s.client_id, "reason": s.reason} for s in set_aside],
+        **({"capped": caps} if caps else {}),
+    }
 
 
 def check_record(record: Any) -> None:
@@ -37,6 +53,7 @@ def check_info(info: Mapping[str, Any]) -> None:
     if type(info["seed"]) is not int or abs(info["seed"]) >= 2**63:
         raise ValueError(f"`seed` must be a whole number of 64 bits, got {_shown(info['seed'])}")
     _table(_text)("made_with", info["made_with"])
+    _optional(_table(_text))("identity", info["identity"])
     _optional(_text)("finished", info["finished"])
     _optional(_metrics)("final", info["final"])
     if info["finished"] is not None and "accuracy" not in (info["final"] or {}):

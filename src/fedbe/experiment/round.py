@@ -15,6 +15,7 @@ from fedbe.errors import AggregationError
 from fedbe.experiment.client_cache import ClientCache
 from fedbe.experiment.cohort_training import CohortTraining, Progress, TrainedCohort
 from fedbe.experiment.evaluation import DraftEvaluation, is_measured, measure
+from fedbe.experiment.records import clients_record
 from fedbe.experiment.run_folder import Record
 from fedbe.experiment.run_state import RunState
 from fedbe.experiment.simulation import Simulation
@@ -137,16 +138,13 @@ def _next_state(state: RunState, cohort: TrainedCohort, result: StepResult) -> R
 
 def _record(sim: Simulation, number: int, cohort: TrainedCohort, result: StepResult) -> Record:
     trained, failed = cohort.trained, cohort.failed
-    capped = {"capped": [str(c) for c in result.capped]} if result.capped else {}
     model, layout = model_bytes(sim.runner), sim.runner.layout
     vector = layout.size * layout.dtype.itemsize
     broadcast = sum(name in stage.memory_sizes(layout) for stage in sim.method.stages for name in sim.method.extras)
     return {
         "round": number,
         "lr": sim.lr(number),
-        "clients": list(result.clients),
-        "set_aside": [{"client": s.client_id, "reason": s.reason} for s in (*failed, *result.set_aside)],
-        **capped,
+        **clients_record(result.clients, (*failed, *result.set_aside), result.capped),
         "train_loss": train_loss(sim, cohort, result),
         "server": result.info.as_record(),
         "bytes": {

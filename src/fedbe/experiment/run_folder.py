@@ -54,6 +54,7 @@ class RunInfo:
         finished: When the last round ended; None while the run is unfinished.
         final: The metrics of the final model on the test data; None while the run is unfinished.
         device: Where models are trained, such as cpu or cuda:0,1; `made_with` has its history.
+        identity: What decides the run's numbers; see `provenance.identity`. None before it was first trained.
     """
 
     method: str
@@ -64,10 +65,22 @@ class RunInfo:
     finished: str | None = None
     final: dict[str, Any] | None = None
     device: str = "cpu"
+    identity: dict[str, str] | None = None
 
 
 def create(folder: Path, recipe: Recipe, method: str, seed: int, precision: str, device: str = "cpu") -> Path:
     """Create the folder of a new run. Nothing is trained yet.
+
+    Args:
+        folder: The folder; it must not exist, or be empty.
+        recipe: The settings of the run.
+        method: The method's name in the catalogue.
+        seed: The seed of all random numbers.
+        precision: float32 or bfloat16.
+        device: Where the run trains.
+
+    Returns:
+        The folder.
 
     Raises:
         RunError: The folder exists and is not empty, or cannot be written.
@@ -88,9 +101,12 @@ def new_folder(folder: Path) -> Iterator[Path]:
         advice = f": resume it with `fedbe resume {shlex.quote(str(folder))}` or choose another name"
         raise RunError(f"{folder} exists already{advice if folder.is_dir() else ' and is a file'}")
     part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # a process that was killed here may have left one
-    make_folder(part)
+    make_folder(folder.parent)
     try:
+        if part.is_symlink():
+            part.unlink()
+        shutil.rmtree(part, ignore_errors=True)  # a process that was killed here may have left one
+        part.mkdir()  # fails if it exists: whatever is there is not ours to write into
         yield part
         part.replace(folder)
         sync_folder(folder.parent)
@@ -112,8 +128,16 @@ def discard_on_error(folder: Path) -> Iterator[None]:
         raise
 
 
+def exists(folder: Path) -> bool:
+    """Whether a run was started in the folder."""
+    return (folder / INFO_FILE).exists()
+
+
 def read_info(folder: Path) -> RunInfo:
     """Read run.json.
+
+    Args:
+        folder: The run folder.
 
     Raises:
         RunError: The folder is not a run folder, or the file is damaged.
@@ -130,7 +154,14 @@ def read_info(folder: Path) -> RunInfo:
 
 
 def read_recipe(folder: Path) -> Recipe:
-    """Read the recipe that the run was started with."""
+    """Read the recipe that the run was started with.
+
+    Args:
+        folder: The run folder.
+
+    Raises:
+        RunError: The folder is not a run folder.
+    """
     path = folder / RECIPE_FILE
     if not path.is_file():
         raise RunError(f"{folder} is not a run folder, or a damaged one: {RECIPE_FILE} is missing")
@@ -141,6 +172,15 @@ def read_rounds(folder: Path) -> list[Record]:
     """Read the lines of rounds.jsonl, in order.
 
     A last line that a crash cut off is left out; also one with zeros, where the disk had not yet written its beginning.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        The record of each round, as nested dicts: accuracy, loss, bytes, seconds and so on.
+
+    Raises:
+        RunError: A line is damaged.
     """
     path = folder / ROUNDS_FILE
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -192,6 +232,14 @@ def drop_rounds_after(folder: Path, round: int) -> None:
 def write_model(folder: Path, header: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> None:
     """Write the final weights by name, with a JSON header that says what they are (None: no header)."""
     write_tensors(folder / MODEL_FILE, header, tensors)
+
+
+def mark_identity(folder: Path, info: RunInfo, identity: Mapping[str, str]) -> RunInfo:
+    """Note in run.json what decides the numbers of the run. Checkpoints have it, too, but may be deleted."""
+    if info.identity != identity:
+        info = replace(info, identity=dict(identity))
+        write_json(folder / INFO_FILE, vars(info))
+    return info
 
 
 def mark_resumed(folder: Path, info: RunInfo, round: int) -> RunInfo:

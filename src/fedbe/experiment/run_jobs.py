@@ -15,7 +15,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from fedbe import data
-from fedbe.core.compute import Plan, one_thread, server_threads
+from fedbe.core.compute import Plan, one_thread
 from fedbe.core.devices import device_of_worker
 from fedbe.core.inputs import tensors_of
 from fedbe.core.model_runner import ModelRunner, try_model
@@ -25,10 +25,10 @@ from fedbe.experiment import loop, run_folder
 from fedbe.experiment.callbacks import Callback, CallbackList
 from fedbe.experiment.executors.base import Done, Executor, Lost, Outcome, Stopped
 from fedbe.experiment.executors.memory_usage import available_mb
-from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.executors.serial import Serial
 from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe import Recipe
+from fedbe.experiment.simulation import needs_all_cores
 from fedbe.experiment.trackers import make_tracker
 
 SPREADS = ("auto", "runs", "clients")
@@ -66,7 +66,8 @@ class RunJob:
         first_round: A folder where runs with the same first round share its trained clients.
         trackers: Names of trackers; see `trackers.make_tracker`.
         stop_file: The run stops when this file exists.
-        position: Of a whole run among others: they take the devices of a plan in turn.
+        worker: The number of the worker, where runs share this machine: workers take the devices of a run in turn.
+            None for a run that has all workers.
     """
 
     folder: Path
@@ -74,7 +75,8 @@ class RunJob:
     first_round: Path | None = None
     trackers: tuple[str, ...] = ()
     stop_file: Path | None = None
-    position: int | None = None
+    worker: int | None = None
+    unlimited = True  # no other run says how long it takes; see `JobTimes`
 
     @property
     def name(self) -> str:
@@ -87,15 +89,24 @@ class RunJob:
         return self.new.recipe if self.new is not None else run_folder.read_recipe(self.folder)
 
     @property
+    def method(self) -> str:
+        """The name of the run's method."""
+        return self.new.method if self.new is not None else run_folder.read_info(self.folder).method
+
+    @property
     def rounds_left(self) -> int:
         """The number of rounds that are not finished."""
         if self.new is None or self._exists:
             return run_folder.rounds_left(self.folder)
         return self.recipe.rounds(self.recipe.method_for(self.new.method))
 
+    def for_worker(self, number: int) -> "RunJob":
+        """The run as one of several workers trains it."""
+        return replace(self, worker=number)
+
     @property
     def _exists(self) -> bool:
-        return (self.folder / run_folder.INFO_FILE).exists()
+        return run_folder.exists(self.folder)
 
     def run(self, federation: object = None, runner: object = None) -> RunEnd:  # noqa: ARG002 (a run makes its own)
         """Train the run in this process. An error that a user can meet is returned as a sentence."""
@@ -127,7 +138,8 @@ class RunJob:
             should_stop=should_stop,
             task=_load_task(self.recipe.data.source),
             first_round=self.first_round,
-            device=device if self.position is None else device_of_worker(device, self.position),
+            device=device if self.worker is None else device_of_worker(device, self.worker),
+            shares_cores=self.worker is not None,
         )
 
     def _is_stopped(self) -> bool:
@@ -183,9 +195,9 @@ def _execute_whole(
 ) -> bool:
     """Train whole runs in the workers of the executor. The first error stops all of them."""
     stop_file = jobs[0].folder.parent.absolute() / f".stop-{uuid4().hex}"
+    stop_file.parent.mkdir(parents=True, exist_ok=True)
     ordered = [
-        replace(job, folder=job.folder.absolute(), stop_file=stop_file, position=position)
-        for position, job in enumerate(interleaved(jobs, executor))
+        replace(job, folder=job.folder.absolute(), stop_file=stop_file, worker=0) for job in interleaved(jobs, executor)
     ]
     errors: list[str] = []
     stops = threading.Event()
@@ -207,8 +219,8 @@ def _execute_whole(
                 pass
         except Stopped:
             stops.set()
-    if errors:
-        raise RunError(errors[0])
+        if errors:
+            raise RunError(errors[0])
     return not stops.is_set()
 
 
@@ -253,11 +265,14 @@ class _Follower:
         self._callback.begin("all rounds", sum(job.rounds_left for job in self._jobs), 0)
         self._thread.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._ended.set()
         self._thread.join()
         self._look()
-        self._callback.end()
+        if error is not None and not issubclass(error, KeyboardInterrupt):
+            self._callback.end("failed")
+        else:
+            self._callback.end("stopped" if error is not None or self._should_stop() else "finished")
         self._stop_file.unlink(missing_ok=True)
 
     def _run(self) -> None:
@@ -302,8 +317,9 @@ def spread_runs(spread: str, jobs: Sequence[RunJob], executor: Executor) -> bool
 
     Args:
         spread: "runs", "clients", or "auto": whole runs if the workers are two or more processes of this machine, there
-            are at least as many runs, and memory for them, and each run needs one core. (A distillation with a thread
-            for each core suffers from others. Workers on other machines may not see the folders.)
+            are at least as many runs, and memory for them, and each run can do with one core. (A distillation of whole
+            batches has a thread for each core and suffers from others. Workers on other machines may not see the
+            folders.)
         jobs: The runs that are not finished.
         executor: Where they will run.
 
@@ -312,27 +328,37 @@ def spread_runs(spread: str, jobs: Sequence[RunJob], executor: Executor) -> bool
         RecipeError, DataError: Whole runs are chosen, and the first of them cannot run.
     """
     check_option("spread", spread, SPREADS)
-    enough = isinstance(executor, ProcessPool) and 2 <= executor.workers <= len(jobs)
+    enough = not executor.has_own_devices and 2 <= executor.workers <= len(jobs)
     if not jobs or spread == "clients" or (spread == "auto" and not enough):
         return False
-    different = {f"{job.recipe.data!r} {job.recipe.split!r} {job.recipe.model!r}": job.recipe for job in jobs}
-    needed_mb, threads = map(max, zip(*(_check_recipe(recipe) for recipe in different.values()), strict=True))
-    return spread == "runs" or (threads == 1 and executor.workers * needed_mb < available_mb())
+    groups: dict[str, dict[str, tuple[Recipe, str]]] = {}
+    for job in jobs:
+        recipe, method = job.recipe, job.method
+        group = groups.setdefault(f"{recipe.data!r} {recipe.split!r} {recipe.model!r}", {})
+        group[f"{recipe.method_for(method)!r} {recipe.evaluation!r}"] = recipe, method
+    needed_mb, all_cores = map(
+        max, zip(*(_check_group(list(group.values())) for group in groups.values()), strict=True)
+    )
+    return spread == "runs" or (not all_cores and executor.workers * needed_mb < available_mb())
 
 
-def _check_recipe(recipe: Recipe) -> tuple[float, int]:
-    """Try data and model of a recipe in this process, which checks what code it may run and shows warnings.
+def _check_group(runs: Sequence[tuple[Recipe, str]]) -> tuple[float, bool]:
+    """Try data and model of recipes in this process, which checks what code they may run and shows warnings.
+
+    Args:
+        runs: Recipes with the same data and model, each with a method.
 
     Returns:
-        About how much memory a run needs, in MB, and how many threads its server uses.
+        About how much memory a run needs, in MB, and whether the server of one of them needs all cores.
     """
+    recipe, _ = runs[0]
     task = _load_task(recipe.data.source)
     federation = prepare(recipe, 0, task)
-    module = federation.build_model()
-    runner = ModelRunner(module, Plan())
+    runner = ModelRunner(federation.build_model(), Plan(), federation.model.output)
     try_model(runner, federation.test, "the data")
     cohort = recipe.training.clients_per_round or recipe.split.clients
     model = runner.layout.size * runner.layout.dtype.itemsize
     inputs = sum(tensor.nbytes for part in (task.train, task.test) for tensor in tensors_of(part.inputs))
     # Loading copies data; updates, members and a checkpoint are models.
-    return PROCESS_MB + (2 * inputs + 3 * cohort * model) / 2**20, server_threads(module)
+    all_cores = any(needs_all_cores(r, r.method_for(method), runner, federation) for r, method in runs)
+    return PROCESS_MB + (2 * inputs + 3 * cohort * model) / 2**20, all_cores

@@ -15,13 +15,13 @@ from fedbe.core import plugins
 from fedbe.core.compute import Plan
 from fedbe.core.devices import CPU
 from fedbe.core.inputs import Batch, batches, map_batch
+from fedbe.core.layout import Layout
 from fedbe.core.metrics import Metrics, compute_metrics
 from fedbe.core.model_runner import call_module, plain_layout, select_logits
 from fedbe.core.random import generator
-from fedbe.core.state import Layout
 from fedbe.data import make_loader
 from fedbe.data.dataset import Shape, shape_text
-from fedbe.data.readers.images import UNREADABLE_IMAGE, eight_bit, open_image
+from fedbe.data.readers.images import MAX_PIXELS, UNREADABLE_IMAGE, eight_bit, open_image
 from fedbe.errors import DataError, FedBEError, RunError
 from fedbe.experiment.federation import Federation, ModelSpec, is_image, is_shipped
 from fedbe.experiment.run_folder import MODEL_FILE, read_recipe, write_model
@@ -36,16 +36,20 @@ class VotingModel(nn.Module):
     Args:
         members: The models; each maps inputs to logits [N, classes].
         rule: How their probabilities are combined.
+        output: Which part of a member's output are the logits; see `ModelRunner`.
     """
 
-    def __init__(self, members: Sequence[nn.Module], rule: VoteRule = mean_vote) -> None:
+    def __init__(
+        self, members: Sequence[nn.Module], rule: VoteRule = mean_vote, output: str | int | None = None
+    ) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
-        self._rule = rule
+        self._rule, self._output = rule, output
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
         """Log-probabilities [N, classes, …] of normalised inputs."""
-        return self._rule(select_logits(member(*inputs, **named)).softmax(1) for member in self.members).log()
+        outputs = (select_logits(member(*inputs, **named), self._output) for member in self.members)
+        return self._rule(logits.softmax(1) for logits in outputs).log()
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +91,8 @@ class TrainedModel:
     def _logits(self, batch: Batch) -> Tensor:
         # Not every module takes the loader's channels-last.
         plain = map_batch(lambda tensor: plain_layout(tensor) if tensor.dim() == 4 else tensor, batch)
-        logits: Tensor = select_logits(call_module(self.module, plain))
+        output = None if isinstance(self.module, VotingModel) else self.spec.output  # a vote is one tensor
+        logits: Tensor = select_logits(call_module(self.module, plain), output)
         return logits
 
     def metrics(self, inputs: Batch, labels: Tensor) -> Metrics:
@@ -183,13 +188,13 @@ def _shape(value: Any) -> Shape:
 
 def _spec(folder: Path, model: Mapping[str, Any]) -> ModelSpec:
     """The architecture: a network of fedbe, or the function that the recipe names. What a file names is not run."""
-    name, settings = model["name"], model["settings"]
+    name, settings, output = model["name"], model["settings"], None  # fedbe's own networks return logits only
     if not name or not is_shipped(name):
         recipe = read_recipe(folder).model
         if is_shipped(recipe.name):
             raise RunError(f"{folder / MODEL_FILE} needs a model of the user, but the recipe names '{recipe.name}'")
-        name, settings = recipe.name, recipe.settings()
-    return ModelSpec(name, model["classes"], _shape(model["shape"]), settings)
+        name, settings, output = recipe.name, recipe.settings(), recipe.output
+    return ModelSpec(name, model["classes"], _shape(model["shape"]), settings, output)
 
 
 def load_model(folder: str | Path, *, trust: bool = False) -> nn.Module:
@@ -224,7 +229,7 @@ def _module(spec: ModelSpec, tensors: dict[str, Tensor], members: int, vote: str
         module = spec.build(generator(0))
         module.load_state_dict(state)
         modules.append(module)
-    return (modules[0] if members == 1 else VotingModel(modules, get_vote_rule(vote))).eval()
+    return (modules[0] if members == 1 else VotingModel(modules, get_vote_rule(vote), spec.output)).eval()
 
 
 def _check_shapes(spec: ModelSpec, state: Mapping[str, Tensor]) -> None:
@@ -246,6 +251,10 @@ def check_takes_images(shape: Shape) -> tuple[int, int, int]:
         raise DataError(f"this model takes inputs of shape {shape_text(shape)}, not images")
     if shape[0] not in (1, 3):
         raise DataError(f"this model takes images of {shape[0]} channels, image files have 1 or 3: use it in Python")
+    if shape[1] * shape[2] > MAX_PIXELS:
+        raise DataError(
+            f"this model takes images of {shape[1]} × {shape[2]} pixels, more than {MAX_PIXELS:,}: use it in Python"
+        )
     return shape
 
 

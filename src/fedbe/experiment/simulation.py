@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbe.algorithms.client.lr_schedule import step_size
 from fedbe.algorithms.client.training import LocalSettings
@@ -13,8 +13,9 @@ from fedbe.algorithms.ensemble import EnsembleSettings
 from fedbe.algorithms.methods import Method
 from fedbe.algorithms.server.limits import Limits
 from fedbe.algorithms.vote import Member, Predictor
-from fedbe.core.compute import Plan, server_threads
+from fedbe.core.compute import Plan, cores, has_convolutions
 from fedbe.core.devices import ask_for_same_bits, is_here
+from fedbe.core.gradients import learns_in_parts
 from fedbe.core.model_runner import ModelRunner, try_model
 from fedbe.core.random import generator
 from fedbe.errors import RunError
@@ -139,12 +140,15 @@ def make_simulation(
     federation: Federation,
     executor: Executor,
     device: str = "cpu",
+    *,
+    shares_cores: bool = False,
 ) -> Simulation:
     """Build a simulation, and prepare the executor and this process for it.
 
     Models are trained and run on the device, and all data is copied there once. Between rounds, and on their way to and
     from the clients, models are in the host's memory: a large cohort need not fit on the device. If the executor's
     workers have devices of their own and this process has none of that kind, the server step is computed on the CPU.
+    With `shares_cores` other runs use this machine's cores, too: one thread computes, unless the bits depend on it.
 
     Raises:
         RunError: The method, or the ensemble that is measured, needs server data and the recipe has none.
@@ -152,19 +156,37 @@ def make_simulation(
     """
     method = recipe.method_for(method_name)
     module = federation.build_model()
-    needs_unlabeled = method.needs_unlabeled(module)
-    if recipe.evaluation.ensemble:
-        measured = recipe.ensemble(method, members=recipe.evaluation.ensemble)
-        needs_unlabeled = needs_unlabeled or measured.needs_unlabeled(module)
-    if needs_unlabeled and federation.server is None:
-        raise RunError(f"{method.title} needs images at the server: set data.server or data.unlabeled in the recipe")
+    if needs_unlabeled(recipe, method, module) and federation.server is None:
+        raise RunError(
+            f"{method.title} needs unlabeled inputs at the server: set data.server or data.unlabeled in the recipe"
+        )
     plan = own_plan(precision, device, executor)
-    executor.configure(federation, plan)
-    torch.set_num_threads(server_threads(module))
+    placed = executor.configure(federation, plan)
     keep_freed_memory()
-    runner = ModelRunner(module, plan)
+    runner = ModelRunner(module, plan, federation.model.output)
     ask_for_same_bits(runner.device)
-    try_model(runner, federation.test, "the data")
-    if federation.server is not None:  # the only data that this process reads many times
-        federation = replace(federation, server=federation.server.placed(lambda tensor: tensor.to(runner.device)))
+    method.check_classes(try_model(runner, federation.test, "the data"))
+    # The server's data is all that this process itself reads many times.
+    federation = replace(federation, server=federation.server_on(runner.device) if placed is None else placed.server)
+    torch.set_num_threads(cores() if needs_all_cores(recipe, method, runner, federation) else 1)
+    runner.threads = 1 if shares_cores else cores()
     return Simulation(recipe, method, seed, federation, runner, executor)
+
+
+def needs_unlabeled(recipe: Recipe, method: Method, module: nn.Module) -> bool:
+    """Whether the method, or the ensemble that is measured, needs inputs at the server."""
+    measured = recipe.evaluation.ensemble
+    needed = bool(measured) and recipe.ensemble(method, members=measured).needs_unlabeled(module)
+    return needed or method.needs_unlabeled(module)
+
+
+def needs_all_cores(recipe: Recipe, method: Method, runner: ModelRunner, federation: Federation) -> bool:
+    """Whether torch uses a thread for each core in the server's step. Then the last bits depend on their number.
+
+    Convolutions in whole batches are worth it. One thread computes what is short, and around a distillation in parts,
+    which has threads of its own.
+    """
+    if not has_convolutions(runner.module) or not needs_unlabeled(recipe, method, runner.module):
+        return False
+    learns_vote = method.settings().get("targets") == "ensemble"
+    return not (learns_vote and federation.server is not None and learns_in_parts(runner, federation.server))

@@ -19,7 +19,6 @@ UNREADABLE = (
     OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, safetensors.SafetensorError
 )  # fmt: skip
 CHECKSUM = "sha256"
-DIGEST_LENGTH = 64  # hexadecimal digits
 
 
 def write_tensors(path: Path, header: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> None:
@@ -33,7 +32,7 @@ def write_tensors(path: Path, header: Mapping[str, Any] | None, tensors: Mapping
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the header and the tensors of a file, and compare them with the checksum (older files have none).
+    """Read the header and the tensors of a file, and compare them with the checksum.
 
     Raises:
         UNREADABLE: The file is missing or damaged.
@@ -41,10 +40,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with safetensors.safe_open(path, framework="pt") as file:
         header = dict(json.loads(file.metadata()["fedbe"]))
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    digest = header.pop(CHECKSUM, None)
-    if digest is None and any(isinstance(value, str) and len(value) == DIGEST_LENGTH for value in header.values()):
-        raise ValueError("the name of its checksum is damaged")
-    if digest is not None and digest != content_digest(header, tensors):
+    if CHECKSUM not in header:
+        raise ValueError("it has no checksum")
+    if header.pop(CHECKSUM) != content_digest(header, tensors):
         raise ValueError("its content does not match its checksum")
     return header, tensors
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedbe.core.files import write_atomic
-from fedbe.errors import ExtraError, check_option
-from fedbe.experiment.callbacks import Callback
+from fedbe.errors import ExtraError, SettingError, check_option, missing_extra
+from fedbe.experiment.callbacks import Callback, EndStatus
 from fedbe.experiment.recipe_files import dump_recipe
 from fedbe.experiment.run_folder import Record, read_info, read_recipe
 
@@ -44,7 +44,7 @@ class TensorBoardTracker(Callback):
             self._writer.add_scalar(name, value, record["round"])
         self._writer.flush()
 
-    def end(self) -> None:
+    def end(self, status: EndStatus) -> None:  # noqa: ARG002
         self._writer.close()
 
 
@@ -84,34 +84,44 @@ class WandbTracker(Callback):
     def round_ended(self, record: Record) -> None:
         self._run.log(scalars(record), step=record["round"])
 
-    def end(self) -> None:
-        self._run.finish()
+    def end(self, status: EndStatus) -> None:
+        self._run.finish(exit_code=int(status != "finished"))
 
 
 class MlflowTracker(Callback):
     """A run of MLflow in the experiment "fedbe". A resumed run of ours continues the same run there.
 
-    MLFLOW_TRACKING_URI names the server or folder, MLFLOW_EXPERIMENT_NAME another experiment.
+    MLFLOW_TRACKING_URI names the server or database (default: sqlite:///mlflow.db, a file in the current directory),
+    MLFLOW_EXPERIMENT_NAME another experiment.
 
     Args:
         folder: The run folder.
 
     Raises:
         ExtraError: The package mlflow, or mlflow-skinny, is not installed.
+        SettingError: MLflow does not accept MLFLOW_TRACKING_URI.
     """
 
     def __init__(self, folder: Path) -> None:
         try:
-            from mlflow import MlflowClient
+            from mlflow import MlflowClient, MlflowException
         except ImportError:
             raise _missing("mlflow") from None
-        self._folder, self._client = folder, MlflowClient()
+        try:
+            self._folder, self._client = folder, MlflowClient()
+        except MlflowException as error:
+            problem = str(error).partition(". ")[0]
+            raise SettingError(
+                f"MLflow does not accept MLFLOW_TRACKING_URI ({problem}): name a server or a database, like "
+                "sqlite:///mlflow.db"
+            ) from error
         self._run_id = ""
 
     def begin(self, title: str, rounds: int, done: int) -> None:  # noqa: ARG002
         id_file = self._folder / "mlflow-run-id"
         if id_file.exists():
             self._run_id = id_file.read_text()
+            self._client.update_run(self._run_id, "RUNNING")
             return
         self._run_id = self._client.create_run(self._experiment(), run_name=self._folder.name).info.run_id
         for name, value in _settings(self._folder).items():
@@ -128,8 +138,9 @@ class MlflowTracker(Callback):
         for name, value in scalars(record).items():
             self._client.log_metric(self._run_id, name.replace(" ", "_"), value, step=record["round"])
 
-    def end(self) -> None:
-        self._client.set_terminated(self._run_id)
+    def end(self, status: EndStatus) -> None:
+        words = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+        self._client.set_terminated(self._run_id, words[status])
 
 
 TRACKERS: Mapping[str, Callable[[Path], Callback]] = {
@@ -192,4 +203,4 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _missing(name: str) -> ExtraError:
-    return ExtraError(f"--track {name} needs a package that is not installed: pip install 'fedbe[{name}]'")
+    return missing_extra(f"--track {name} needs a package that is not installed", name)

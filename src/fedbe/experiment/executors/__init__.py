@@ -25,7 +25,7 @@ def make_executor(
         workers: The number of workers; default: one for each core, or as many as the Ray cluster has CPUs and GPUs for.
             0 for none, which is useful with a debugger.
         kind: "processes" for worker processes on this machine, or "ray".
-        address: Of the Ray cluster; see `RayPool`.
+        address: The address of the Ray cluster; see `RayPool`.
         cpus_per_worker: The CPUs that Ray reserves for a worker; default: one.
         gpus_per_worker: The GPUs, or the part of one, that Ray reserves for a worker; default: none.
         device: Where the workers of a Ray cluster compute; see `RayPool`.

@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-import torch
-
 from fedbe.core.compute import Plan
+from fedbe.core.devices import is_device_failure, is_out_of_memory
 from fedbe.core.model_runner import ModelRunner
 from fedbe.experiment.federation import Federation
 
@@ -15,7 +14,8 @@ class Job(Protocol):
     """A piece of work whose result depends on the job alone, never on where it runs.
 
     A job is a frozen dataclass. Its fields and its result consist of tensors, dicts, dataclasses and plain values, so
-    that an executor can send them to another process.
+    that an executor can send them to another process. A job that chooses its device has `for_worker(number)`: the job
+    as one of several workers runs it.
     """
 
     @property
@@ -51,10 +51,17 @@ class Lost(Failed):
     """A job that this machine could not run: its worker died or hung several times, or the device's memory was full."""
 
 
+@dataclass(frozen=True)
+class Broken(Lost):
+    """A job whose process cannot use its device any more. A pool replaces the worker, and the job runs again."""
+
+
 def failure(error: Exception) -> Failed:
     """Why a job that raised an error has no result."""
-    if isinstance(error, torch.OutOfMemoryError):
+    if is_out_of_memory(error):
         return Lost("the memory of the device is full")
+    if is_device_failure(error):
+        return Broken(f"the device failed: {str(error).splitlines()[0]}")
     return Failed(f"{type(error).__name__}: {error}")
 
 
@@ -97,8 +104,12 @@ class Executor(Protocol):
         """Whether jobs may run on other machines, so that this process need not have the device of a run."""
         ...
 
-    def configure(self, federation: Federation, plan: Plan) -> None:
-        """Set the data and the arithmetic of the jobs that follow."""
+    def configure(self, federation: Federation, plan: Plan) -> Federation | None:
+        """Set the data and the arithmetic of the jobs that follow.
+
+        Returns:
+            The data as the jobs of this process use it, on the plan's device; None if jobs run in other processes.
+        """
         ...
 
     def map(

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbe.core.compute import Plan, cores
-from fedbe.errors import ExtraError, RunError, SettingError
-from fedbe.experiment.executors.base import Job, Outcome
+from fedbe.core.compute import Plan, cores, torch_release
+from fedbe.errors import RunError, SettingError, missing_extra
+from fedbe.experiment.executors.base import Job, Lost, Outcome
 from fedbe.experiment.executors.memory_usage import ProcessMemoryPeak
 from fedbe.experiment.executors.watchdog import START_SECONDS
 from fedbe.experiment.executors.worker_pool import JobRunner, Worker, WorkerPool
 from fedbe.experiment.federation import Federation
+from fedbe.experiment.provenance import code_version
 
 SHARED_BYTES = 2**16  # a tensor of the driver from this size on is an object of its own, which all its users share
 POLL_SECONDS = 1.0
@@ -34,7 +35,7 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ExtraError("the executor ray needs the package ray: pip install 'fedbe[ray]'") from None
+        raise missing_extra("the executor ray needs the package ray", "ray") from None
     return ray
 
 
@@ -71,6 +72,7 @@ class RayPool(WorkerPool["_ActorWorker"]):
         _check_reservation("CPUs", num_cpus)
         _check_reservation("GPUs", num_gpus)
         self._ray, self._device = _ray(), device
+        self._none_ready_since: float | None = None
         self._connected_here = not self._ray.is_initialized()
         if self._connected_here:
             _connect(self._ray, address)
@@ -117,15 +119,24 @@ class RayPool(WorkerPool["_ActorWorker"]):
         starting = [worker.ready for worker in self._workers if not worker.is_ready]
         results = [worker.result for worker in busy]
         finished, _ = self._ray.wait([*results, *starting], num_returns=1, timeout=POLL_SECONDS, fetch_local=False)
-        self._replace_stillborn()
+        self._replace_died_at_start()
+        self._check_any_is_ready()
         return [worker for worker in busy if worker.result in finished]
 
-    def _replace_stillborn(self) -> None:
-        """Replace actors that died before they could start; an error if none runs."""
+    def _replace_died_at_start(self) -> None:
+        """Replace actors that died before they could start."""
         for i, worker in enumerate(self._workers):
             if worker.died_at_start:
                 self._replace(i)
-        if not any(worker.is_ready for worker in self._workers) and self._workers[0].age > START_SECONDS:
+
+    def _check_any_is_ready(self) -> None:
+        """RunError if no actor has been ready for long. Replacing actors does not restart the clock."""
+        now = time.monotonic()
+        if any(worker.is_ready for worker in self._workers):
+            self._none_ready_since = None
+        elif self._none_ready_since is None:
+            self._none_ready_since = now
+        elif now - self._none_ready_since > START_SECONDS:
             raise RunError(
                 f"no worker could start on the Ray cluster in {START_SECONDS:.0f} s: `ray status` shows what is free"
             )
@@ -146,6 +157,24 @@ def _connect(ray: Any, address: str | None) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RunError(f"cannot connect to the Ray cluster '{address or 'on this machine'}': {reason}") from error
+
+
+def _versions() -> dict[str, str]:
+    return {"fedbe": code_version(), "torch": torch_release(torch.__version__)}
+
+
+def _check_versions(there: Mapping[str, str]) -> None:
+    """RunError if a node has other versions than this process: a run would mix two kinds of numbers."""
+    for name, here in _versions().items():
+        if there[name] != here:
+            raise RunError(
+                f"a node of the Ray cluster has {name} {there[name]}, and this machine has {here}: "
+                "install the same version on all of them"
+            )
+
+
+def _last_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[-1].strip()
 
 
 def _check_reservation(what: str, amount: float) -> None:
@@ -186,37 +215,36 @@ class _ActorWorker(Worker):
         self._ray, self.actor = ray, actor
         self.ready = actor.check.remote()
         self.result: Any = None
-        self._created, self._is_ready = time.monotonic(), False
-        self.died_at_start = False
-
-    @property
-    def age(self) -> float:
-        """Seconds since the actor was asked for."""
-        return time.monotonic() - self._created
+        self._configured: Any = None  # the end of `set_up`: a job waits for it, and fails with it
+        self._is_ready = self.died_at_start = False
 
     @property
     def is_ready(self) -> bool:
         if not self._is_ready and not self.died_at_start and self._ray.wait([self.ready], timeout=0)[0]:
             try:
-                self._ray.get(self.ready)
+                _check_versions(self._ray.get(self.ready))
                 self._is_ready = True
             except self._ray.exceptions.RayTaskError as error:
                 raise RunError(f"a node of the Ray cluster cannot run fedbe: {error.cause}") from error
-            except self._ray.exceptions.RayError:
+            except self._ray.exceptions.RayError as error:
+                if getattr(error, "actor_init_failed", False):  # it would fail again
+                    raise RunError(f"a node of the Ray cluster cannot run fedbe: {_last_line(error)}") from error
                 self.died_at_start = True
         return self._is_ready
 
     def set_up(self, setup: tuple[Any, ...]) -> bool:
-        self.actor.set_up.remote(*setup)
+        self._configured = self.actor.set_up.remote(*setup)
         return True
 
     def start(self, job: Job) -> bool:
-        self.result = self.actor.run.remote(job)
+        self.result = self.actor.run.remote(job, self._configured)
         return True
 
     def receive(self) -> Outcome | None:
         try:
             outcome: Outcome = self._ray.get(self.result)
+        except self._ray.exceptions.RayTaskError as error:  # the data or the job cannot be read there
+            return Lost(f"on the Ray cluster, {type(error.cause).__name__}: {error.cause}")
         except self._ray.exceptions.RayError:  # the actor, its node or the object is lost
             return None
         finally:
@@ -242,14 +270,15 @@ class _Actor:
             os.chdir(directory)
         self._runner = JobRunner()
 
-    def check(self) -> None:
-        """Return when the actor has started."""
+    def check(self) -> dict[str, str]:
+        """The versions that decide a job's result, as soon as the actor has started."""
+        return _versions()
 
     def set_up(self, federation: Federation, plan: Plan, device: str | None, number: int) -> None:
         """Set the data and the arithmetic of the jobs that follow, on a device of this node."""
         self._runner.set_up(federation, plan, device, number)
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: Job, configured: None) -> Outcome:  # noqa: ARG002 (Ray waits for it, and fails if it failed)
         """Run a job."""
         return self._runner.run(job)
 
@@ -282,7 +311,7 @@ class _ActorMemoryPeak:
 
 
 class _SharedTensors:
-    """Puts each large tensor of the driver into the object store once, for as long as the tensor lives.
+    """Puts each large tensor of the driver into the object store once, for as long as it lives and does not change.
 
     The jobs of a round hold the same global model, so it is put once for all of them. On a node all actors read the
     same memory.
@@ -290,17 +319,19 @@ class _SharedTensors:
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
-        self._objects: dict[int, tuple[ReferenceType[Tensor], Any]] = {}
+        self._objects: dict[int, tuple[ReferenceType[Tensor], int, Any]] = {}
 
     def pack(self, tensor: Tensor) -> Any:
         """What travels instead of the tensor: an array, or the reference of an object."""
         if tensor.nbytes < SHARED_BYTES:
             return _pack_inline(tensor)
+        if tensor.is_inference():  # such a tensor does not count its changes
+            return self._ray.put(_pack_inline(tensor))
         kept = self._objects.get(id(tensor))
-        if kept is None or kept[0]() is not tensor:
+        if kept is None or kept[0]() is not tensor or kept[1] != tensor._version:
             self._objects = {key: value for key, value in self._objects.items() if value[0]() is not None}
-            kept = self._objects[id(tensor)] = (ref(tensor), self._ray.put(_pack_inline(tensor)))
-        return kept[1]
+            kept = self._objects[id(tensor)] = (ref(tensor), tensor._version, self._ray.put(_pack_inline(tensor)))
+        return kept[2]
 
 
 def _pack_inline(tensor: Tensor) -> "np.ndarray[Any, Any]":

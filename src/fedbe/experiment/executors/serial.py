@@ -26,9 +26,11 @@ class Serial:
     def __exit__(self, *_: object) -> None:
         self._setup = (None, None)
 
-    def configure(self, federation: Federation, plan: Plan) -> None:
-        """Set the data and the arithmetic of the jobs that follow."""
+    def configure(self, federation: Federation, plan: Plan) -> Federation:
+        """Set the data and the arithmetic of the jobs that follow; returns the data on the plan's device."""
         self._setup = prepare_jobs(federation, plan)
+        placed: Federation = self._setup[0]
+        return placed
 
     def map(
         self,

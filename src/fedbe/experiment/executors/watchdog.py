@@ -98,8 +98,9 @@ def start_beating(beat: Any) -> None:
 class JobTimes:
     """How long a job may take: a multiple of what the slowest job so far took for the same work.
 
-    The first job of a kind may loop forever, too, so it has a limit by its size alone. A job without a size, such as a
-    whole run, has none until one of its kind has finished.
+    The first job of a kind may loop forever, too, so it has a limit by its size alone. A job without a size has none
+    until one of its kind has finished. An `unlimited` job, such as a whole run, never has one: another run, with cached
+    clients or few rounds left, says nothing about its time.
     """
 
     _seconds_per_unit: dict[type, float] = field(default_factory=dict)
@@ -111,6 +112,8 @@ class JobTimes:
 
     def limit(self, job: Any) -> float | None:
         """The seconds that a job may take; None for no limit."""
+        if getattr(job, "unlimited", False):
+            return None
         rate, size = self._seconds_per_unit.get(type(job)), getattr(job, "size", None)
         if rate is not None:
             return max(JOB_SECONDS, JOB_RATIO * rate * max(1, size or 1))

@@ -1,6 +1,6 @@
 """What all executors with workers have in common: who runs which job, and what happens when a worker dies.
 
-A worker that dies or hangs is replaced and its job runs again, up to three times.
+A worker that dies, hangs or cannot use its device any more is replaced and its job runs again, up to three times.
 """
 
 import platform
@@ -17,7 +17,7 @@ from fedbe.core import plugins
 from fedbe.core.compute import Plan
 from fedbe.core.devices import device_of_worker
 from fedbe.errors import FedBEError, ModelWarning, RunError
-from fedbe.experiment.executors.base import Done, Failed, Job, Lost, MemoryPeak, Outcome, Stopped, failure
+from fedbe.experiment.executors.base import Broken, Done, Failed, Job, Lost, MemoryPeak, Outcome, Stopped, failure
 from fedbe.experiment.executors.job_queue import ATTEMPTS, JobQueue
 from fedbe.experiment.executors.memory_usage import keep_freed_memory
 from fedbe.experiment.executors.watchdog import JobTimes
@@ -58,7 +58,7 @@ class Worker(ABC):
 
     @abstractmethod
     def receive(self) -> Any:
-        """The answer of the job that has ended; None if the worker has died."""
+        """The answer of the job that has ended; None if the worker has died. `Broken` needs no `read`."""
 
     def read(self, answer: Any) -> Outcome:
         """The outcome in an answer. The worker may run its next job meanwhile."""
@@ -101,8 +101,9 @@ class JobRunner:
             self._setup = prepare_jobs(federation, plan)
         except FedBEError as error:  # the main process did the same, so it is not the job's fault
             self._problem = Lost(f"on {platform.node()}, {error}")
-        except torch.OutOfMemoryError as error:
-            self._problem = failure(error)
+        except Exception as error:
+            problem = failure(error)
+            self._problem = problem if isinstance(problem, Lost) else Lost(f"on {platform.node()}, {problem.reason}")
 
     def run(self, job: Job) -> Outcome:
         """Run a job."""
@@ -235,6 +236,8 @@ class WorkerPool(ABC, Generic[W]):
             number, job = following
             worker.job, worker.queue, worker.started = number, queue, time.perf_counter()
             worker.job_limit = self._times.limit(job)
+            if hasattr(job, "for_worker"):
+                job = job.for_worker(i)
             if not worker.start(job):
                 queue.put_back(number)
                 self._replace(i)
@@ -245,12 +248,13 @@ class WorkerPool(ABC, Generic[W]):
             number, answer = worker.job, worker.receive()
             assert number is not None, "a worker that is waited for has a job"
             worker.job = worker.job_limit = None
-            if answer is None:
+            if answer is None or isinstance(answer, Broken):
                 end = self._replace(self._workers.index(worker))
                 if queue.count_death(number):
                     queue.put_back(number)
                     continue
-                outcome: Outcome = Lost(f"its worker process died or hung {ATTEMPTS} times ({end})")
+                reason = end if answer is None else answer.reason
+                outcome: Outcome = Lost(f"its worker process died or hung {ATTEMPTS} times ({reason})")
             else:
                 if not should_stop():
                     self._start_jobs(queue)  # first, so that the worker need not wait while its answer is read
