@@ -11,14 +11,16 @@ import pytest
 MISSING = importlib.util.find_spec("flwr") is None
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 if MISSING and os.environ.get("CI"):
-    raise RuntimeError("CI must run the Flower tests: pip install 'fedbe[flower]'")
+    raise RuntimeError("CI must run the Flower tests: pip install -c constraints.txt -e '.[flower]'")
 if MISSING:
     collect_ignore_glob = ["test_*.py"]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if MISSING:
-        terminalreporter.write_line("tests/flower is skipped: Flower is not installed (pip install 'fedbe[flower]')")
+        terminalreporter.write_line(
+            "tests/flower is skipped: Flower is not installed (pip install -c constraints.txt -e '.[flower]')"
+        )
 
 
 if not MISSING:

@@ -11,7 +11,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import nn
 
-from fedbe.core.state import Layout
+from fedbe.core.layout import Layout
 from fedbe.errors import StateError
 from fedbe.flower import from_record, to_record
 from fedbe.flower.arrays import pack_state
@@ -150,7 +150,7 @@ def test_the_import_without_flower_names_the_extra(module):
     code += "u.find_spec = lambda n, *a: None if n == 'flwr' else real(n, *a)\n"
     code += f"try:\n import {module}\nexcept ImportError as e:\n print(e)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'fedbe[flower]'" in done.stdout
+    assert "pip install -c constraints.txt -e '.[flower]'" in done.stdout
 
 
 def test_a_received_state_shares_the_bytes_of_its_message_until_it_is_packed():

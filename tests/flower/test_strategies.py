@@ -18,9 +18,9 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 import fedbe
-from fedbe.algorithms.api import SERVER_CLASSES
 from fedbe.algorithms.client import LocalSettings
 from fedbe.algorithms.methods import METHODS
+from fedbe.algorithms.named_servers import SERVER_CLASSES
 from fedbe.algorithms.server.limits import Limits
 from fedbe.errors import AggregationError, RunError, SettingError, StateError
 from fedbe.flower import (
@@ -39,6 +39,7 @@ from fedbe.flower import (
     resume,
     strategies,
 )
+from fedbe.flower.messages import read_instructions
 from fedbe.flower.replies import AVERAGE_METRICS, average_metrics
 
 
@@ -980,6 +981,12 @@ class TestClaims:
         averaged = average_metrics(self.contents([100, 200, 100]), AVERAGE_METRICS, "num-examples", Limits())
         assert averaged["accuracy"] == pytest.approx(0.9 * 3 / 4)
 
+    @pytest.mark.parametrize(("weights", "expected"), [("equal", 0.6), ({0: 1, 1: 1, 2: 4}, 0.3), ({0: 5, 1: 2}, 0.9)])
+    def test_metrics_are_weighted_as_the_server_says(self, weights, expected):
+        limits = Limits(client_weights=weights)
+        averaged = average_metrics(self.contents([100, 200, 10**15]), AVERAGE_METRICS, "num-examples", limits)
+        assert averaged["accuracy"] == pytest.approx(expected)
+
     @pytest.mark.parametrize("claim", [0, -5, float("nan"), 1e16])
     def test_a_claim_that_is_no_weight_is_left_out(self, claim):
         averaged = average_metrics(self.contents([100] * 3 + [claim]), AVERAGE_METRICS, "num-examples", Limits())
@@ -1005,3 +1012,10 @@ class TestClaims:
         strategy.start(local_grid(plain_app(), 4, breaking(flood)), arrays(), 1)
         assert max(seen) < 100
         assert len(strategy.server.info.clients) == 3
+
+
+def test_a_wrong_round_is_not_printed_whole():
+    content = RecordDict({"config": ConfigRecord({"server-round": [1.0] * 100_000})})
+    with pytest.raises(SettingError, match="`round` must be a whole number") as caught:
+        read_instructions(content)
+    assert len(str(caught.value)) <= 200

@@ -16,11 +16,12 @@ from torch import nn
 
 from fedbe import LocalSettings
 from fedbe.algorithms.methods import METHODS, get_method
-from fedbe.core.state import Layout
+from fedbe.algorithms.server.limits import Limits
+from fedbe.core.layout import Layout
 from fedbe.errors import SettingError, StateError
 from fedbe.experiment import run_folder
 from fedbe.nvflare import MethodController, fit
-from fedbe.nvflare.controller import natural_order
+from fedbe.nvflare.controller import average_metrics, natural_order
 from fedbe.nvflare.messages import instructions, read_update, to_arrays, to_state
 
 SRC = Path(__file__).parents[2] / "src"
@@ -73,6 +74,43 @@ def test_a_reply_that_cannot_be_read_is_a_state_error(params):
         update(FLModel(params=params, params_type="FULL"))
 
 
+@pytest.mark.parametrize(
+    "weight",
+    [
+        np.zeros((7, 7), np.float32),
+        np.zeros((50, 1, 1), np.float32),  # would be broadcast
+        np.zeros((3, 2), np.complex64),
+        torch.zeros(3, 2).to_sparse(),
+        torch.zeros(3, 2, device="meta"),
+    ],
+    ids=["shape", "broadcast", "complex", "sparse", "meta"],
+)
+def test_a_change_that_does_not_fit_is_a_state_error(weight):
+    params = {"weight": weight, "bias": np.zeros(3, np.float32)}
+    with pytest.raises(StateError, match="its change: 'weight' must"):
+        update(FLModel(params=params, params_type="DIFF"))
+
+
+def test_a_method_that_is_not_a_text_is_a_state_error():
+    odd = FLModel(params=to_arrays(START), meta={"fedbe": {"method": np.array(["fedprox", "x"])}})
+    with pytest.raises(StateError, match="rules of FedProx"):
+        update(odd, "fedprox")
+
+
+@pytest.mark.parametrize("odd", [10**400, 1e308, float("nan"), float("inf"), "x", None])
+def test_metrics_that_cannot_be_averaged_are_left_out(odd):
+    replies = [(0, 10, {"loss": 1.0, "more": odd}), (1, 30, {"loss": 2.0, "more": odd}), (2, 10, "x")]
+    assert average_metrics(replies, Limits()) == {"loss": 1.75}
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"), [("reported", 0.75), ("equal", 0.5), ({0: 1, 1: 4}, 0.8), ({0: 1}, 0.0)]
+)
+def test_metrics_are_weighted_as_updates_are(weights, expected):
+    replies = [(0, 100, {"loss": 0.0}), (1, 10**15, {"loss": 1.0})]
+    assert average_metrics(replies, Limits(client_weights=weights)) == {"loss": expected}
+
+
 def test_a_client_must_apply_the_rules_of_the_method():
     with pytest.raises(StateError, match=r"rules of FedProx: use fedbe\.nvflare\.fit"):
         update(FLModel(params=to_arrays(START)), "fedprox")
@@ -111,7 +149,7 @@ def test_sites_are_in_their_natural_order():
 def test_without_nvflare_the_extra_is_named():
     code = "import importlib.util as u; u.find_spec = lambda *_: None; import fedbe.nvflare"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "pip install 'fedbe[nvflare]'" in done.stderr
+    assert "pip install -c constraints.txt -e '.[nvflare]'" in done.stderr
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nvflare" / "job.py"

@@ -2,7 +2,7 @@
 
     strategy = fedbe.flower.FedBE(model=Net, unlabeled=images, fraction_train=0.5)
 
-The rest of the package never imports Flower. This part needs the extra `fedbe[flower]`. Each name is imported on first
+The rest of the package never imports Flower. This part needs the extra `flower`. Each name is imported on first
 use, so that `fedbe flower down` imports neither torch nor Flower.
 """
 

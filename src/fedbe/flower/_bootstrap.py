@@ -3,7 +3,7 @@
 import importlib.util
 import os
 
-from fedbe.errors import ExtraError
+from fedbe.errors import missing_extra
 
 # Flower and Ray send usage data and check for updates unless these are set before the import.
 NO_TELEMETRY = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -11,4 +11,4 @@ for _name, _value in NO_TELEMETRY.items():
     os.environ.setdefault(_name, _value)
 
 if importlib.util.find_spec("flwr") is None:
-    raise ExtraError("fedbe.flower needs Flower: pip install 'fedbe[flower]'")
+    raise missing_extra("fedbe.flower needs Flower", "flower")

@@ -20,7 +20,8 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor, nn
 
-from fedbe.core.state import Layout, ModelState
+from fedbe.core.layout import Layout
+from fedbe.core.state import ModelState
 from fedbe.errors import StateError
 
 PREFIX = "fedbe/"  # no module uses names that start like this

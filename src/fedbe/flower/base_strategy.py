@@ -16,14 +16,15 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 
-from fedbe.algorithms.api import Server, server
+from fedbe.algorithms.api import Server
 from fedbe.algorithms.methods import get_method
+from fedbe.algorithms.named_servers import server
 from fedbe.algorithms.server.guard import SetAside, printable
 from fedbe.core.random import generator
 from fedbe.core.state import ModelState
 from fedbe.core.updates import check_num_examples
 from fedbe.errors import AggregationError, SettingError, StateError, check_settings
-from fedbe.experiment.recorder import RunRecorder, round_line
+from fedbe.experiment.recorder import RunRecorder
 from fedbe.experiment.run_state import RunState
 from fedbe.flower import messages
 from fedbe.flower.arrays import (
@@ -162,16 +163,8 @@ class MethodStrategy(FlowerFedAvg):
         Raises:
             StateError: the checkpoint does not fit the strategy's method and model.
         """
-        members = [] if state is None else [{"name": m.name, "state": m.state} for m in state.members]
         self._first_round = 0 if state is None else state.round
-        self.server.load_state_dict(
-            {
-                "method": self.method.name,
-                "round": self._first_round,
-                "memory": {} if state is None else state.memory,
-                "members": members,
-            }
-        )
+        self.recorder.restore(state)
         self.nodes = NodeManager(None if state is None else state.clients)
         if state is not None:
             log.info("%s: resuming after round %s", self.method.title, state.round)
@@ -260,13 +253,10 @@ class MethodStrategy(FlowerFedAvg):
             log.warning("round %s: client %s is set aside: %s", info.round, one.client_id, one.reason)
         for capped in info.capped:
             log.warning("round %s: %s (max_share, max_size_ratio)", info.round, capped)
-        line = round_line(info, self.method.name, set_aside, time.perf_counter() - self._round_start)
+        seconds = time.perf_counter() - self._round_start
         contents = [(client, reply.content) for client, reply in used.items()]
         metrics = average_metrics(contents, self.train_metrics_aggr_fn, self.weighted_by_key, self.server.limits)
-        if self.recorder.folder is not None:
-            packed, server = self.server.runner.layout.pack(model), self.server
-            state = RunState(info.round, packed, server.memory, self.nodes.memories, server.members)
-            self.recorder.save_round(state, line, metrics)
+        self.recorder.save_round(model, self.nodes.memories, set_aside, seconds, metrics)
         return metrics
 
     def configure_evaluate(

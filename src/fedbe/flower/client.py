@@ -22,9 +22,10 @@ from fedbe.algorithms.client.training import LocalSettings, train
 from fedbe.algorithms.methods import Method
 from fedbe.core.compute import Plan
 from fedbe.core.inputs import Augmentation, as_inputs
+from fedbe.core.layout import Layout
 from fedbe.core.model_runner import ModelRunner
 from fedbe.core.random import generator
-from fedbe.core.state import Layout, ModelState
+from fedbe.core.state import ModelState
 from fedbe.core.updates import ClientId
 from fedbe.errors import SettingError, StateError
 from fedbe.flower import messages

@@ -79,7 +79,7 @@ def users_config(content: RecordDict) -> ConfigRecord:
 
 def _checked_round(value: object) -> int:
     if not isinstance(value, int):
-        raise SettingError(f"`round` must be a whole number, got {value!r}")
+        raise SettingError(f"`round` must be a whole number, got {value!r}"[:200])
     return value
 
 

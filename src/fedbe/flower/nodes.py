@@ -9,7 +9,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedbe.core.updates import ClientId
+from fedbe.core.updates import ClientId, changed_memory
 from fedbe.flower import messages
 
 log = getLogger("flwr")  # Flower's own: its lines and ours are shown together
@@ -115,5 +115,4 @@ class NodeManager:
             client = self.client(node)
             self._up_to_date[node] = client
             if extras:
-                memory = self.memories.get(client, {})
-                self.memories[client] = {n: memory.get(n, torch.zeros(())) + change for n, change in extras.items()}
+                self.memories[client] = changed_memory(self.memories.get(client, {}), extras)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedbe.core.files import open_no_follow, write_json
-from fedbe.errors import ExtraError, RunError
+from fedbe.errors import RunError, missing_extra
 
 MARK = "FEDBE_PROCESS"
 PROC = Path("/proc")
@@ -29,7 +29,7 @@ def executable(name: str) -> str:
     """The path of one of Flower's programs, in the environment of this Python."""
     path = Path(sys.executable).with_name(name)
     if not path.exists():
-        raise ExtraError(f"`{name}` is not installed next to {sys.executable}: pip install 'fedbe[flower]'")
+        raise missing_extra(f"`{name}` is not installed next to {sys.executable}", "flower")
     return str(path)
 
 

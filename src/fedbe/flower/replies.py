@@ -11,9 +11,8 @@ from torch import Tensor
 
 from fedbe.algorithms.methods import Method
 from fedbe.algorithms.server.guard import SetAside
-from fedbe.algorithms.server.influence import cap_weights
 from fedbe.algorithms.server.limits import Limits
-from fedbe.core.state import Layout
+from fedbe.core.layout import Layout
 from fedbe.core.updates import ClientId, ClientUpdate, is_num_examples
 from fedbe.errors import StateError
 from fedbe.flower import messages
@@ -158,23 +157,23 @@ def average_metrics(
 ) -> MetricRecord | None:
     """Average the metrics of replies; None if there are none.
 
-    Flower's own average gets only the replies that it can average, with numbers of examples that are capped as those
-    of updates are. A user's function gets all replies as they are.
+    Flower's own average gets only the replies that it can average, weighted as updates are (`client_weights`, caps).
+    A user's function gets all replies as they are.
     """
     is_default = aggregate is AVERAGE_METRICS
     chosen = [content for _, content in contents]
     if is_default:
-        chosen = _capped(_comparable(contents, weight_key), weight_key, limits)
+        chosen = _counted(_comparable(contents, weight_key), weight_key, limits)
     return aggregate(chosen, weight_key) if chosen else None
 
 
-def _capped(contents: Sequence[RecordDict], weight_key: str, limits: Limits) -> list[RecordDict]:
-    """The replies, with smaller numbers of examples for those that claim too many: these weigh their metrics."""
-    claims = [float(num_examples(content, weight_key)) for content in contents]
-    weights = cap_weights(claims, limits.max_share, limits.max_size_ratio) if claims else []
+def _counted(contents: Sequence[tuple[ClientId, RecordDict]], weight_key: str, limits: Limits) -> list[RecordDict]:
+    """The replies with the numbers of examples that they count with: these weigh their metrics."""
+    claims = [(client, float(num_examples(content, weight_key))) for client, content in contents]
     return [
         content if weight == claim else RecordDict({"metrics": MetricRecord({**_metrics(content), weight_key: weight})})
-        for content, claim, weight in zip(contents, claims, weights, strict=True)
+        for (_, content), (_, claim), weight in zip(contents, claims, limits.counted(claims), strict=True)
+        if weight
     ]
 
 
@@ -182,7 +181,7 @@ def _metrics(content: RecordDict) -> MetricRecord:
     return next(iter(content.metric_records.values()))
 
 
-def _comparable(contents: Iterable[tuple[ClientId, RecordDict]], weight_key: str) -> list[RecordDict]:
+def _comparable(contents: Iterable[tuple[ClientId, RecordDict]], weight_key: str) -> list[tuple[ClientId, RecordDict]]:
     """The replies whose metrics can be averaged: finite, and with the most common names and lengths."""
     finite = []
     for client, content in contents:
@@ -197,7 +196,7 @@ def _comparable(contents: Iterable[tuple[ClientId, RecordDict]], weight_key: str
     for client, form, _ in finite:
         if form != most_common[0][0]:
             log.warning("the metrics of client %s are left out: their names or lengths differ from most", client)
-    return [content for _, form, content in finite if form == most_common[0][0]]
+    return [(client, content) for client, form, content in finite if form == most_common[0][0]]
 
 
 def _form(metrics: MetricRecord) -> tuple[tuple[str, int], ...]:

@@ -8,8 +8,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import nn
 
-from fedbe.algorithms.api import SERVER_CLASSES
 from fedbe.algorithms.methods import METHODS
+from fedbe.algorithms.named_servers import SERVER_CLASSES
 from fedbe.flower.arrays import frozen_arrays, to_record, with_frozen
 from fedbe.flower.base_strategy import EvaluateFn, MethodStrategy
 

@@ -2,15 +2,15 @@
 
     job.to_server(fedbe.nvflare.MethodController(method="fedbe", model="net:Net", unlabeled="net:server_images"))
 
-The rest of the package never imports NVFlare. This part needs the extra `fedbe[nvflare]`.
+The rest of the package never imports NVFlare. This part needs the extra `nvflare`.
 """
 
 import importlib.util
 
-from fedbe.errors import ExtraError
+from fedbe.errors import missing_extra
 
 if importlib.util.find_spec("nvflare") is None:
-    raise ExtraError("fedbe.nvflare needs NVIDIA FLARE: pip install 'fedbe[nvflare]'")
+    raise missing_extra("fedbe.nvflare needs NVIDIA FLARE", "nvflare")
 
 from fedbe.nvflare.client import fit
 from fedbe.nvflare.controller import MethodController

@@ -1,6 +1,5 @@
 """Any method as an NVFlare controller. Guard, stages and run folder are those of the rest of the package."""
 
-import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -12,17 +11,19 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.base_fedavg import BaseFedAvg
 from torch import Tensor, nn
 
-from fedbe.algorithms.api import Server, server
+from fedbe.algorithms.api import Server
+from fedbe.algorithms.named_servers import server
 from fedbe.algorithms.server.guard import SetAside
-from fedbe.algorithms.server.influence import cap_weights
+from fedbe.algorithms.server.limits import Limits
 from fedbe.core import plugins
 from fedbe.core.compute import server_threads
 from fedbe.core.random import generator
-from fedbe.core.updates import ClientUpdate, is_num_examples
+from fedbe.core.updates import ClientId, ClientUpdate, changed_memory, is_num_examples
 from fedbe.errors import AggregationError, SettingError, StateError
-from fedbe.experiment.recorder import RunRecorder, round_line
-from fedbe.experiment.run_state import RunState
+from fedbe.experiment.recorder import RunRecorder
 from fedbe.nvflare import messages
+
+MAX_METRIC = 1e200  # times the weights of all clients it is still a float
 
 
 class MethodController(BaseFedAvg):
@@ -75,7 +76,7 @@ class MethodController(BaseFedAvg):
         module = _call("model", self.model)
         if not isinstance(module, nn.Module):
             raise SettingError(f"`model` must make a torch.nn.Module, got {type(module).__name__}")
-        torch.set_num_threads(server_threads(module))  # as in the simulator: the last bits depend on it
+        torch.set_num_threads(server_threads(module))  # the last bits of a distillation in whole batches depend on it
         inputs = {"unlabeled": _call("unlabeled", self.unlabeled)} if self.unlabeled else {}
         self.server = server(self.method, module, **{"rounds": self.num_rounds, **inputs, **(self.settings or {})})
         if self.server.method.one_round and self.num_rounds > 1:
@@ -95,14 +96,7 @@ class MethodController(BaseFedAvg):
         saved = recorder.load() if self.folder else None
         if saved is None:
             return None
-        self.server.load_state_dict(
-            {
-                "method": self.server.method.name,
-                "round": saved.round,
-                "memory": saved.memory,
-                "members": [{"name": m.name, "state": m.state} for m in saved.members],
-            }
-        )
+        recorder.restore(saved)
         self._memories = dict(saved.clients)
         self.info(f"{self.server.method.title}: resuming after round {saved.round}")
         return self.server.runner.layout.unpack(saved.model)
@@ -137,13 +131,11 @@ class MethodController(BaseFedAvg):
             self.warning(f"round {number}: {capped} (max_share, max_size_ratio)")
         by_client = {update.client_id: update for update in updates}
         self._remember({client: by_client[client].extras for client in info.clients})
-        metrics = _average_metrics([(by_client[c].num_examples, results[str(c)].metrics) for c in info.clients], server)
+        replies = [(c, by_client[c].num_examples, results[str(c)].metrics) for c in info.clients]
+        metrics = average_metrics(replies, server.limits)
         self._publish(after, metrics)
-        if recorder.folder is not None:
-            packed = server.runner.layout.pack(after)
-            line = round_line(info, server.method.name, (*unreadable, *info.set_aside), time.perf_counter() - begin)
-            run_state = RunState(number, packed, server.memory, self._memories, server.members)
-            recorder.save_round(run_state, line, metrics)
+        set_aside = (*unreadable, *info.set_aside)
+        recorder.save_round(after, self._memories, set_aside, time.perf_counter() - begin, metrics)
         return after
 
     def _cohort(self, server: Server, number: int) -> list[str]:
@@ -192,9 +184,8 @@ class MethodController(BaseFedAvg):
     def _remember(self, extras: Mapping[Any, Mapping[str, Any]]) -> None:
         """Add the change that each used reply reports to the client's memory."""
         for client, changes in extras.items():
-            memory = self._memories.get(client, {})
             if changes:
-                self._memories[client] = {n: memory.get(n, torch.zeros(())) + c for n, c in changes.items()}
+                self._memories[client] = changed_memory(self._memories.get(client, {}), changes)
 
     def _publish(self, state: dict[str, Tensor], metrics: dict[str, float] | None) -> None:
         """Tell NVFlare's other components of the new model, and save it with the persistor if there is one."""
@@ -237,18 +228,22 @@ def _call(what: str, path: str) -> Any:
     return plugins.load_function(path, SettingError)()
 
 
-def _average_metrics(replies: Sequence[tuple[Any, Any]], server: Server) -> dict[str, float] | None:
-    """The mean of each finite metric, weighted by examples, over the clients that report it.
+def average_metrics(replies: Sequence[tuple[ClientId, Any, Any]], limits: Limits) -> dict[str, float] | None:
+    """The mean of each metric over the clients that report it, weighted as their updates are.
 
-    Numbers of examples are claims, so they are capped as the weights of updates are.
+    Args:
+        replies: client, reported number of examples, and metrics.
+        limits: decide how much a client counts.
+
+    Returns:
+        The means by name; None if there are none. Values that are not finite numbers of a sensible size are left out.
     """
     sums: dict[str, tuple[float, float]] = {}
-    valid = [(examples, metrics) for examples, metrics in replies if is_num_examples(examples)]
-    claims, limits = [float(examples) for examples, _ in valid], server.limits
-    capped = cap_weights(claims, limits.max_share, limits.max_size_ratio) if claims else []
-    for weight, (_, metrics) in zip(capped, valid, strict=True):
-        for name, value in (metrics or {}).items() if isinstance(metrics, Mapping) else ():
-            if isinstance(value, int | float) and math.isfinite(value):
+    valid = [(client, examples, metrics) for client, examples, metrics in replies if is_num_examples(examples)]
+    counted = limits.counted([(client, float(examples)) for client, examples, _ in valid])
+    for weight, (_, _, metrics) in zip(counted, valid, strict=True):
+        for name, value in metrics.items() if weight and isinstance(metrics, Mapping) else ():
+            if isinstance(value, int | float) and abs(value) <= MAX_METRIC:
                 total, weights = sums.get(str(name), (0.0, 0.0))
                 sums[str(name)] = (total + weight * value, weights + weight)
     return {name: total / weights for name, (total, weights) in sums.items()} or None

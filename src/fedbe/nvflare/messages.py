@@ -15,7 +15,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, MetaKey
 from torch import Tensor
 
 from fedbe.algorithms.methods import Method
-from fedbe.core.state import Layout
+from fedbe.core.layout import Layout, check_tensor
 from fedbe.core.updates import ClientUpdate
 from fedbe.errors import StateError
 
@@ -61,17 +61,23 @@ def read_update(
     Raises:
         StateError: the reply cannot be read, or the client did not apply the rules of the method.
     """
-    meta = result.meta or {}
+    meta = _mapping(result.meta)
     ours = _mapping(meta.get(META))
-    if method.rules and ours.get("method") != method.name:
+    applied = ours.get("method")
+    if method.rules and not (isinstance(applied, str) and applied == method.name):
         raise StateError(f"it did not apply the rules of {method.title}: use fedbe.nvflare.fit")
     state = to_state(result.params, layout, "its state")
     if result.params_type == "DIFF":
-        state = {name: previous[name] + change if name in previous else change for name, change in state.items()}
+        state = {n: _changed(previous[n], change, n) if n in previous else change for n, change in state.items()}
     weight = ours.get("num_examples", meta.get(MetaKey.NUM_STEPS_CURRENT_ROUND, 1))
     extras = _mapping(ours.get("extras"))
     vectors = {str(name): to_state({name: vector}, layout, "its extra")[str(name)] for name, vector in extras.items()}
     return ClientUpdate(state, weight, client, vectors)
+
+
+def _changed(last: Tensor, change: Tensor, name: str) -> Tensor:
+    """last + change; a sum of other shapes would be broadcast, to any size."""
+    return last + check_tensor(change, name, last.shape, last.dtype, "its change").to(last.device)
 
 
 def _mapping(value: object) -> Mapping[Any, Any]:
