@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedbe.algorithms.balance import balance, class_mix, target_mix
+from fedbe.algorithms.balance import balance_by_members, expected_mix
 from fedbe.algorithms.distillation import distill, sharpen
 from fedbe.algorithms.ensemble import sample_models
 from fedbe.algorithms.methods import get_method
 from fedbe.algorithms.server.context import Draft, Round
-from fedbe.algorithms.server.stages import Distill
+from fedbe.algorithms.server.distill_stage import Distill
 from fedbe.algorithms.vote import get_vote_rule, predict
 from fedbe.core.metrics import Metrics, compute_metrics
 from fedbe.core.model_runner import ModelRunner
@@ -40,6 +40,7 @@ from fedbe.posterior.base import PosteriorSettings
 from fedbe.posterior.gaussian import Gaussian
 
 RECIPE = "cifar10-proxy"
+EXAMPLES = "examples of client "
 CHANGES = "changes.json"  # in the folder of a trunk: what differs from the recipe
 RULES = ("mean", "softened", "logits")
 MEMBERS = ("A", "C", "AC", "SAC")
@@ -61,6 +62,7 @@ def trunk(folder: Path, seed: int, rounds: int, changes: list[str]) -> None:
             average, updates = seen[0][0].state, seen[0][1].updates
             tensors = {"average": average.params, "model": result.state.params.clone()}  # one tensor if refused
             tensors |= {f"client {u.client_id}": u.state.params for u in updates}
+            tensors |= {f"{EXAMPLES}{u.client_id}": torch.tensor([u.num_examples]) for u in updates}
             save_file(tensors, folder / f"round-{number:02d}.safetensors")
             state = RunState(number, result.state, result.memory)
             scores = {"average": measure(sim, average).accuracy, "model": measure(sim, result.state).accuracy}
@@ -79,7 +81,10 @@ class Lab:
         tensors = load_file(folder / f"round-{number:02d}.safetensors")
         self.average = _state(tensors.pop("average"))
         tensors.pop("model")
-        self.updates = [Update(name, _state(vector), 1.0, {}) for name, vector in sorted(tensors.items())]
+        sizes = {name: float(tensors.pop(name)) for name in list(tensors) if name.startswith(EXAMPLES)}
+        self.updates = [
+            Update(name, _state(vector), sizes[f"examples of {name}"], {}) for name, vector in sorted(tensors.items())
+        ]
 
     def predictions(self, members: str, inputs: Loader) -> list[Tensor]:
         """Probabilities of the members, samples first."""
@@ -112,9 +117,9 @@ def teachers(folder: Path, seed: int, numbers: list[int]) -> None:
         for members in MEMBERS:
             predictions = lab.predictions(members, lab.federation.test)
             votes = {rule: get_vote_rule(rule)(predictions) for rule in RULES}
-            mixes = torch.stack([class_mix(p) for p in predictions])
+            mixes = torch.stack([expected_mix(p) for p in predictions])
             if len(predictions) > 1:
-                votes["softened, balanced"] = balance(votes["softened"], target_mix(mixes))
+                votes["softened, balanced"] = balance_by_members(votes["softened"], mixes)
             labels = lab.federation.test_labels
             scores = (f"{rule} {100 * compute_metrics(v, labels).accuracy:.1f}" for rule, v in votes.items())
             print(f"round {number:2} {members:4}", *scores)
@@ -133,7 +138,7 @@ def students(folder: Path, seed: int, number: int, specs: list[str]) -> None:
         predictions = lab.predictions(stage.ensemble.members, server)
         combined = get_vote_rule(stage.ensemble.vote)(predictions)
         if stage.ensemble.balance:
-            combined = balance(combined, target_mix(torch.stack([class_mix(p) for p in predictions])))
+            combined = balance_by_members(combined, torch.stack([expected_mix(p) for p in predictions]))
         targets = sharpen(combined, stage.distillation.sharpening)
         source = generator(seed, number, "distill")
         student = distill(lab.runner, lab.average, server, targets, stage.distillation, source)

@@ -8,7 +8,7 @@ Packages that are not installed here (another system, another Python) are not co
 
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, metadata, requires
 from pathlib import Path
 
@@ -21,18 +21,19 @@ EXTRAS = ("flower", "nvflare", "tensorboard", "parquet", "wandb", "mlflow")
 HEAD = """# Licences
 
 fedbe has the Apache License 2.0. It needs these packages, directly or through others. The packages of an extra are
-needed only with it (`pip install 'fedbe[flower]'`). `make check` compares this list with the installed packages, and
-refuses copyleft licences that would reach fedbe. Written by `python -m benchmarks.licences --write`.
+needed only with it (`pip install -c constraints.txt -e '.[flower]'`). `make check` compares this list with the
+installed packages, and refuses copyleft licences that would reach fedbe. Written by
+`python -m benchmarks.licences --write`.
 
 | package | licence | needed by |
 |---|---|---|
 """
 
 
-def needed() -> dict[str, str]:
+def needed(extras: Sequence[str] = EXTRAS) -> dict[str, str]:
     """Every installed package that fedbe needs -> the extra that needs it first; empty if fedbe always does."""
     found: dict[str, str] = {}
-    for extra in ("", *EXTRAS):
+    for extra in ("", *extras):
         waiting, seen = [("fedbe", extra)], set[tuple[str, str]]()
         while waiting:
             wanted = waiting.pop()

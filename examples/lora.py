@@ -1,6 +1,6 @@
 """Only adapters travel: LoRA (`peft`) on the transformer of text.py. The backbone is frozen and stays where it is.
 
-    pip install 'fedbe[examples]'
+    pip install -c constraints.txt -e '.[examples]'
     python examples/lora.py
 
 LoRA averages its two factors separately, and the mean of products is not the product of means. So start with few local

@@ -3,7 +3,7 @@
 The model is Hugging Face's BERT, built from a configuration: two layers, no download. It takes `input_ids` and
 `attention_mask` and returns a `ModelOutput`; fedbe takes its `logits`.
 
-    pip install 'fedbe[examples]'   # transformers and peft; npm must be there, too
+    pip install -c constraints.txt -e '.[examples]'   # transformers and peft; npm must be there, too
     python examples/text.py
 """
 

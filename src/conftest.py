@@ -16,7 +16,7 @@ def _run_folder(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any
     if not request.node.name.endswith(".load_model"):
         return
     from fedbe.algorithms.vote import Member
-    from fedbe.core.state import Layout
+    from fedbe.core.layout import Layout
     from fedbe.experiment import saved_model
     from fedbe.experiment.federation import prepare
     from fedbe.experiment.recipe_files import load_recipe

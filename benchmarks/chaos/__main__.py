@@ -8,6 +8,7 @@ differed from the undisturbed one, something reported was lost, an error was raw
 """
 
 import argparse
+import importlib.util
 import json
 import logging
 import random
@@ -62,6 +63,8 @@ def _trials(options: argparse.Namespace, root: Path) -> dict[str, Tally]:
         rows |= fuzz.fuzz(options.inputs, options.seed, readers)
     rows["hostile replies, library"] = replies.library(options.replies, draw)
     rows["hostile replies, Flower"] = replies.flower(options.replies, draw)
+    if importlib.util.find_spec("nvflare"):
+        rows["hostile replies, NVFlare"] = replies.nvflare(options.replies, draw)
     return rows
 
 

@@ -34,7 +34,7 @@ from fedbe.experiment.client_cache import ClientCache
 from fedbe.experiment.federation import initial_weights, prepare
 from fedbe.experiment.jobs import TrainJob
 from fedbe.experiment.recipe_files import load_recipe
-from fedbe.experiment.recorder import REPORT_FILE, RunRecorder
+from fedbe.experiment.recorder import NODES_FILE, REPORT_FILE, RunRecorder, read_node_count
 from fedbe.flower import from_record, messages, to_record
 from fedbe.report.page import render
 from fedbe.reproduce import study_analysis, study_runner, table
@@ -172,6 +172,7 @@ def run_readers(run: Path) -> dict[str, Reader]:
         "client cache": _client_cache(run),
         **_kept_json("analysis", *_study_analysis(run)),
         **_kept_json("Flower's report.json", *_flower_report(run.parent / "flower")),
+        **_kept_json("Flower's nodes.json", *_node_count(run.parent / "flower")),
     }
 
 
@@ -219,6 +220,10 @@ def _flower_report(folder: Path) -> tuple[Path, bytes, Callable[[], object], int
     metrics = {str(number): {"accuracy": 0.5, "loss": [1.0, 2.0]} for number in (1, 2)}
     report = dict.fromkeys(("train", "evaluate", "server"), metrics)
     return folder / REPORT_FILE, json.dumps(report).encode(), recorder.load, 4
+
+
+def _node_count(folder: Path) -> tuple[Path, bytes, Callable[[], object], int]:
+    return folder / NODES_FILE, b'{"online": 2, "needed": 4}', lambda: read_node_count(folder), 1
 
 
 def data_readers(root: Path) -> dict[str, Reader]:

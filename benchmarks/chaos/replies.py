@@ -3,6 +3,7 @@
 import random
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 
 from benchmarks.chaos.common import Tally
 from benchmarks.chaos.fuzz import mutated
-from fedbe import ClientUpdate, Server
-from fedbe.errors import FedBEError
+from fedbe import ClientUpdate, Server, get_method
+from fedbe.errors import FedBEError, StateError
 from fedbe.flower import FedAvg, to_record
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # Flower's runtime sets these for a ServerApp
@@ -64,6 +65,41 @@ def library(count: int, draw: random.Random) -> Tally:
         examples, client = draw.choice([10, draw.choice(ODD)]), draw.choice([4, draw.choice(ODD)])
         update = ClientUpdate(state, examples, client)  # type: ignore[arg-type]
         _count(tally, clean, lambda update=update: Server("fedavg", module).aggregate(start, [*updates, update]))  # type: ignore[misc]
+    return tally
+
+
+def nvflare(count: int, draw: random.Random) -> Tally:
+    """Models and metas of NVFlare with anything in them. What cannot be read is left out, as in the controller."""
+    from nvflare.app_common.abstract.fl_model import FLModel
+
+    from fedbe.nvflare import messages
+    from fedbe.nvflare.controller import average_metrics
+
+    tally, module = Tally(), _model()
+    start = module.state_dict()
+    method = get_method("fedavg")
+    updates = [ClientUpdate(_honest(start, i), 10, i) for i in range(CLIENTS - 1)]
+    clean = Server(method, module).aggregate(start, updates)
+
+    def aggregate() -> dict[str, Tensor]:
+        server, odd = Server(method, module), draw.choice([*ODD, 10**400, np.zeros(3)])
+        params: dict[Any, Any] = messages.to_arrays(start)
+        name, kind = draw.choice(list(params)), draw.choice(["<f4", "<f8", "<c8", "<i8", "?", "<U3"])
+        wrong = np.zeros(draw.choice([(), (7, 7), (500, 1, 1), (0,), params[name].shape]), kind)
+        params[draw.choice([name, name, "extra", 7])] = draw.choice([odd, wrong, wrong])
+        extras = draw.choice([odd, {"x": odd}])
+        meta = {"fedbe": draw.choice([odd, {"method": odd}, {"num_examples": odd, "extras": extras}])}
+        result = FLModel(params_type=draw.choice(["FULL", "DIFF"]), params=params, meta=meta)
+        result.metrics = draw.choice([odd, {"loss": odd}])
+        received = []
+        with suppress(StateError):
+            received.append(messages.read_update(result, "site-5", method, server.runner.layout, start))
+        state = server.aggregate(start, [*updates, *received])
+        average_metrics([("site-5", update.num_examples, result.metrics) for update in received], server.limits)
+        return state
+
+    for _ in range(count):
+        _count(tally, clean, aggregate)
     return tally
 
 

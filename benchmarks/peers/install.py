@@ -15,7 +15,7 @@ PEERS = {
     "fluke": ["fluke-fl==0.8.1", "torchvision==0.28.0"],
     "fedlab": ["fedlab==1.3.0", "torchvision==0.28.0", "setuptools<81"],
     # It asks for Python 3.12; its code also runs with 3.11, for which there is a torch of this version without CUDA.
-    "blazefl": ["--ignore-requires-python", "blazefl==2.0.3", "numpy"],
+    "blazefl": ["--ignore-requires-python", "blazefl==2.0.3", "numpy==2.4.6"],
 }
 
 

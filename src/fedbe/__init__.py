@@ -10,26 +10,27 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fedbe.algorithms.api import (
+    from fedbe.algorithms.api import Server
+    from fedbe.algorithms.client.rules import ControlVariate, Dynamic, Prox
+    from fedbe.algorithms.client.training import LocalSettings, train
+    from fedbe.algorithms.methods import Method, get_method
+    from fedbe.algorithms.named_servers import (
         FedAvg,
         FedAvgM,
         FedBE,
         FedProx,
         OneEnsemble,
         Scaffold,
-        Server,
         VDistillation,
         server,
     )
-    from fedbe.algorithms.client.rules import ControlVariate, Dynamic, Prox
-    from fedbe.algorithms.client.training import LocalSettings, train
-    from fedbe.algorithms.methods import Method, get_method
     from fedbe.algorithms.server.transforms import ClipNorm
     from fedbe.core.compute import Plan
+    from fedbe.core.layout import Layout
     from fedbe.core.metrics import Metrics
     from fedbe.core.model_runner import ModelRunner
     from fedbe.core.moments import Moments
-    from fedbe.core.state import Layout, ModelState
+    from fedbe.core.state import ModelState
     from fedbe.core.updates import ClientUpdate
     from fedbe.errors import (
         AggregationError,
@@ -52,16 +53,18 @@ if TYPE_CHECKING:
 _NAMES = {
     "fedbe.algorithms.client.rules": ("ControlVariate", "Dynamic", "Prox"),
     "fedbe.algorithms.client.training": ("LocalSettings", "train"),
-    "fedbe.algorithms.api": (
-        "FedAvg", "FedAvgM", "FedBE", "FedProx", "OneEnsemble", "Scaffold", "Server", "VDistillation", "server",
-    ),
+    "fedbe.algorithms.api": ("Server",),
     "fedbe.algorithms.methods": ("Method", "get_method"),
+    "fedbe.algorithms.named_servers": (
+        "FedAvg", "FedAvgM", "FedBE", "FedProx", "OneEnsemble", "Scaffold", "VDistillation", "server",
+    ),
     "fedbe.algorithms.server.transforms": ("ClipNorm",),
     "fedbe.core.compute": ("Plan",),
     "fedbe.core.model_runner": ("ModelRunner",),
     "fedbe.core.metrics": ("Metrics",),
     "fedbe.core.moments": ("Moments",),
-    "fedbe.core.state": ("Layout", "ModelState"),
+    "fedbe.core.layout": ("Layout",),
+    "fedbe.core.state": ("ModelState",),
     "fedbe.core.updates": ("ClientUpdate",),
     "fedbe.errors": (
         "AggregationError", "BusyError", "DataError", "ExtraError", "FedBEError", "ModelError", "ModelWarning",

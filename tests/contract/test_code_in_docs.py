@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 
 from fedbe.cli.app import app
 from fedbe.data import sources
+from fedbe.experiment.recipe_files import load_recipe
 from fedbe.reproduce.study import load_study
 
 ROOT = Path(__file__).parents[2]
@@ -182,6 +183,20 @@ def test_a_page_runs_from_top_to_bottom(page):
             if command and FIRST[command] == page and command not in done and not is_left_out(command):
                 done.add(command)
                 invoke(quickly(command))
+
+
+RECIPES = [
+    (name(page), recipe)
+    for page in PAGES
+    for recipe in re.findall(r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+]
+
+
+@pytest.mark.parametrize(("page", "recipe"), RECIPES, ids=[page for page, _ in RECIPES])
+def test_a_recipe_of_a_page_is_valid(page, recipe, tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe, encoding="utf-8")
+    assert load_recipe(path).method_for().settings(), page
 
 
 @pytest.mark.parametrize("text", dict.fromkeys(text for _, text in COMMANDS))

@@ -1,4 +1,4 @@
-"""The code in CONTRIBUTING.md runs and does what the text says."""
+"""The code in docs/methods.md does what the text says, and the map in CONTRIBUTING.md is the tree."""
 
 import re
 from pathlib import Path
@@ -15,6 +15,7 @@ from fedbe.posterior.registry import POSTERIORS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+EXAMPLES = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
 QUICK = {"variant": "paper", "distill_epochs": 1, "distill_batch_size": 8}
 
 
@@ -26,11 +27,11 @@ def example(monkeypatch):
         for registry, name in ((POSTERIORS, "bootstrap"), (VOTE_RULES, "median")):
             monkeypatch.setitem(registry, name, None)
             monkeypatch.delitem(registry, name)
-        section = TEXT.partition(f"\n## {heading}")[2].partition("\n## ")[0]
+        section = EXAMPLES.partition(f"\n## {heading}")[2].partition("\n## ")[0]
         block = re.search(r"```python\n(.*?)```", section, re.S)
         assert block, f"there is no code below '{heading}'"
-        names = {"__name__": "contributing"}
-        exec(compile(block[1], "CONTRIBUTING.md", "exec"), names)  # noqa: S102
+        names = {"__name__": "methods"}
+        exec(compile(block[1], "methods.md", "exec"), names)  # noqa: S102
         return SimpleNamespace(**names)
 
     return run
@@ -40,7 +41,7 @@ def test_a_new_method(example, network, replies):
     module = network("mlp")
     given, updates = module.state_dict(), replies(module)
     average = fedbe.FedAvg(module).aggregate(given, updates)
-    row = example("Add a method").row
+    row = example("A method").row
     damped = fedbe.Server(row, module, rate=0.25).aggregate(given, updates)
     for name, start in given.items():
         torch.testing.assert_close(damped[name], start + 0.25 * (average[name] - start))
@@ -50,7 +51,7 @@ def test_a_new_method(example, network, replies):
 
 def test_a_new_transform(example, network, replies, same):
     module = network("mlp")
-    transform = example("Add a transform").AddNoise
+    transform = example("A transform").AddNoise
     states = []
     for noise_std in (0.0, 0.5):
         method = Method("noisy", "Noisy", "", stages=(Mean(),), transforms=(transform(noise_std),))
@@ -60,7 +61,7 @@ def test_a_new_transform(example, network, replies, same):
 
 
 def test_a_new_posterior(example, network, inputs_for, replies):
-    example("Add a posterior")
+    example("A posterior")
     module = network("mlp")
     server = fedbe.FedBE(module, unlabeled=inputs_for("mlp"), posterior="bootstrap", num_samples=4, **QUICK)
     server.aggregate(module.state_dict(), replies(module))
@@ -68,7 +69,7 @@ def test_a_new_posterior(example, network, inputs_for, replies):
 
 
 def test_a_new_vote_rule(example, network, inputs_for, replies):
-    rule = example("Add a vote rule").median_vote
+    rule = example("A vote rule").median_vote
     votes = [torch.tensor([[0.2, 0.8]]), torch.tensor([[0.4, 0.6]]), torch.tensor([[1.0, 0.0]])]
     torch.testing.assert_close(rule(votes), torch.tensor([[0.4, 0.6]]))
     module = network("mlp")

@@ -104,6 +104,35 @@ def test_the_settings_of_other_programs_are_settings_of_ours():
         assert get_method("fedbe", **settings) != get_method("fedbe")
 
 
+def imported_names(page):
+    """The names of fedbe that the code of a page imports; for a module, its name."""
+    code = "".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S))
+    for package, names in re.findall(r"^from (fedbe[\w.]*) import (.*)$", code, re.M):
+        yield from (f"{package}.{name.strip()}" for name in names.split(","))
+
+
+ENGINES = ("fedbe.flower", "fedbe.nvflare")  # all their public names are in the reference, see above
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_the_names_that_a_page_imports_are_in_the_reference(page):
+    """Concepts are left out: that page shows single steps of a vote."""
+    listed = [resolved(name) for name in REFERENCE if not name.startswith(ENGINES)]
+    for name in imported_names(page):
+        if page.stem != "concepts" and not name.startswith(ENGINES):
+            thing = resolved(name)
+            has_names = inspect.ismodule(thing) and any(one.startswith(f"{thing.__name__}.") for one in REFERENCE)
+            assert has_names or any(thing is one for one in listed), f"{page.name} imports {name}"
+
+
+def test_nothing_says_to_install_from_a_package_index():
+    """Until the first release there is nothing; then this test goes (CONTRIBUTING.md, release checklist)."""
+    files = [*ROOT.glob("src/**/*.py"), *(ROOT / name for name in ("README.md", "baselines/fedbe/README.md"))]
+    files += [path for folder in ("docs", "examples") for path in (ROOT / folder).rglob("*.*") if path.suffix != ".png"]
+    texts = {path: path.read_text(encoding="utf-8") for path in files if "__pycache__" not in path.parts}
+    assert [path for path, text in texts.items() if re.search(r"pip install (-\S+ )*'?fedbe\b", text)] == []
+
+
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
     assert set(re.findall(r"([\w-]+\.md)", navigation)) == {page.name for page in (ROOT / "docs").glob("*.md")}

@@ -1,21 +1,24 @@
-"""The wheel and the source archive work without the checkout: installed, they run a federation."""
+"""The wheel and the source archive work without the checkout: installed next to what they declare, they run."""
 
 import importlib.util
 import os
 import subprocess
 import sys
-import sysconfig
 import venv
 import zipfile
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from benchmarks import licences
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
-import fedbe, sys
+import fedbe, importlib.util, sys
 assert "site-packages" in fedbe.__file__ and sys.prefix in fedbe.__file__, fedbe.__file__
+assert importlib.util.find_spec("pytest") is None
 """
+QUICK = ["--set", "training.rounds=1", "--set", "training.epochs=1", "--workers", "1", "-q"]
 STUDIES = """
 from fedbe.reproduce.study import available_studies, load_study
 for name in sorted(available_studies()):
@@ -27,7 +30,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.e2e,
     pytest.mark.skipif(
-        importlib.util.find_spec("hatchling") is None, reason="needs hatchling: pip install 'fedbe[dev]'"
+        importlib.util.find_spec("hatchling") is None,
+        reason="needs hatchling: pip install -c constraints.txt -e '.[dev]'",
     ),
 ]
 
@@ -51,28 +55,47 @@ def built(tmp_path_factory):
     return folder
 
 
-def test_an_installed_wheel_runs(built, tmp_path):
-    """The dependencies are those of this environment; fedbe itself comes from the wheel alone."""
-    venv.create(tmp_path / "env", with_pip=False)
-    site = tmp_path / "env" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    (wheel,) = built.glob("*.whl")
-    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", site, wheel, cwd=tmp_path)
-    paths = [sysconfig.get_path("purelib"), *(p for p in sys.path if p.endswith("site-packages"))]
-    (site / "dependencies.pth").write_text("\n".join(dict.fromkeys(paths)))
-    python = tmp_path / "env" / "bin" / "python"
+@pytest.fixture
+def install(tmp_path):
+    """install(archive, *extras): the Python of an environment with the archive and what it declares, no more."""
+
+    def new(archive, *extras):
+        venv.create(tmp_path / "env", with_pip=False)
+        site = tmp_path / "env" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
+        run(*pip, "--target", site, archive, cwd=tmp_path)
+        for name in licences.needed(extras):
+            package = distribution(name)
+            for top in {file.parts[0] for file in package.files} - {"..", "__pycache__"}:
+                if not (site / top).exists():
+                    (site / top).symlink_to(package.locate_file(top))
+        return tmp_path / "env" / "bin" / "python"
+
+    return new
+
+
+def test_an_installed_wheel_runs(built, install, tmp_path):
+    python = install(next(built.glob("*.whl")))
     run(python, "-c", SCRIPT, cwd=tmp_path)
-    quick = ["--set", "training.rounds=1", "--set", "training.epochs=1", "--workers", "1", "-q"]
-    assert "test accuracy" in run(python, "-m", "fedbe", "run", "--method", "fedbe", *quick, cwd=tmp_path)
+    assert "test accuracy" in run(python, "-m", "fedbe", "run", "--method", "fedbe", *QUICK, cwd=tmp_path)
     page = run(python, "-m", "fedbe", "report", "runs/digits-fedbe-seed0", cwd=tmp_path)
     assert "report" in page
     assert "cifar10-step" in run(python, "-m", "fedbe", "recipes", cwd=tmp_path)
     shipped = run(python, "-c", STUDIES, cwd=tmp_path).split()
     assert shipped == sorted(path.stem for path in ROOT.glob("src/**/studies/*.toml"))
-    run(python, "-m", "fedbe", "flower", "new", "app", cwd=tmp_path)
+    template = next((tmp_path / "env").rglob("site-packages/fedbe/flower/example"))  # of `fedbe flower new`
     example = ROOT / "examples" / "flower"
-    for made in (path for path in (tmp_path / "app").rglob("*") if path.is_file()):
-        assert made.read_bytes() == (example / made.relative_to(tmp_path / "app")).read_bytes()
-    assert (tmp_path / "app" / "digits_app" / "server_app.py").is_file()
+    for file in (path for path in template.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+        assert file.read_bytes() == (example / file.relative_to(template)).read_bytes()
+    assert (template / "digits_app" / "server_app.py").is_file()
+
+
+def test_an_installed_source_archive_runs(built, install, tmp_path):
+    """With an extra: MLflow in its default store."""
+    python = install(next(built.glob("*.tar.gz")), "mlflow")
+    run(python, "-c", SCRIPT, cwd=tmp_path)
+    run(python, "-m", "fedbe", "run", "--method", "fedavg", *QUICK, "--track", "mlflow", cwd=tmp_path)
+    assert (tmp_path / "mlflow.db").stat().st_size > 0
 
 
 def test_the_checkout_and_the_source_archive_make_the_same_wheel(built, tmp_path):

@@ -14,12 +14,12 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 needs_transformers = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("transformers", "peft")) or shutil.which("npm") is None,
-    reason="needs transformers, peft and npm: pip install 'fedbe[examples]'",
+    reason="needs transformers, peft and npm: pip install -c constraints.txt -e '.[examples]'",
 )
 
 needs_jupyter = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("nbclient", "ipykernel")),
-    reason="needs nbclient and ipykernel: pip install 'fedbe[dev]'",
+    reason="needs nbclient and ipykernel: pip install -c constraints.txt -e '.[dev]'",
 )
 
 

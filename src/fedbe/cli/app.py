@@ -6,10 +6,12 @@ Commands import heavy modules themselves, so that `fedbe --help` does not wait f
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Annotated
 
 import click
 import typer
+from typer.core import TyperGroup
 
 from fedbe.cli import catalogue, data, doctor, flower, model, report, reproduce, train
 from fedbe.cli.console import err, out
@@ -17,27 +19,44 @@ from fedbe.errors import FedBEError, ModelWarning, RecipeError, RunWarning, Sett
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
+# The help lists the commands in this order, that of their use.
+COMMANDS: dict[str, typer.Typer | Callable[..., None]] = {
+    "doctor": doctor.doctor,
+    "methods": catalogue.methods,
+    "recipes": catalogue.recipes,
+    "show": catalogue.show,
+    "data": data.app,
+    "run": train.run,
+    "compare": train.compare,
+    "resume": train.resume,
+    "evaluate": model.evaluate,
+    "predict": model.predict,
+    "report": report.report,
+    "watch": report.watch,
+    "reproduce": reproduce.reproduce,
+    "flower": flower.app,
+}
+
+
+class _InOrder(TyperGroup):
+    """Lists the commands in the order of `COMMANDS`: Typer alone lists groups after all commands."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+
 app = typer.Typer(
+    cls=_InOrder,
     help="Federated learning by Bayesian model ensemble: FedBE and its baselines.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings=HELP_NAMES,
 )
-# The help lists commands in this order, that of their use.
-app.command()(doctor.doctor)
-app.command()(catalogue.methods)
-app.command()(catalogue.recipes)
-app.command()(catalogue.show)
-app.add_typer(data.app, name="data")
-app.command()(train.run)
-app.command()(train.compare)
-app.command()(train.resume)
-app.command()(model.evaluate)
-app.command()(model.predict)
-app.command()(report.report)
-app.command()(report.watch)
-app.command()(reproduce.reproduce)
-app.add_typer(flower.app, name="flower")
+for _name, _command in COMMANDS.items():
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_name)
+    else:
+        app.command(_name)(_command)
 
 TRAINING = ("run", "compare", "resume", "reproduce")  # these commands handle Ctrl-C themselves
 

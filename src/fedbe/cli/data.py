@@ -54,23 +54,29 @@ def get(
 
 @app.command()
 def show(
-    source: Annotated[str, typer.Argument(help="A known name, folder:PATH, npz:PATH, module:function or a path.")],
+    source: Annotated[
+        str,
+        typer.Argument(help="A known name, folder:PATH, npz:PATH, csv:PATH, parquet:PATH, module:function or a path."),
+    ],
     kind: Annotated[
         str, typer.Option("--split", help="One of: iid, step, dirichlet, quantity, shards, column.")
     ] = "step",
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
     server: Annotated[
-        int | None, typer.Option(help="Images for the server; default: a fifth of the training data.")
+        int | None, typer.Option(help="Examples for the server; default: a fifth of the training data.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
     major_classes: Annotated[int | None, typer.Option(help="step: number of major classes of each client [2].")] = None,
-    minor_images: Annotated[int | None, typer.Option(help="step: images of each other class [10].")] = None,
+    minor_images: Annotated[int | None, typer.Option(help="step: examples of each other class [10].")] = None,
     major_share: Annotated[float | None, typer.Option(help="step: part of a class for its major clients.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="dirichlet: smaller is more uneven [0.1].")] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="dirichlet and quantity: smaller is more uneven [0.1 and 0.5].")
+    ] = None,
+    shards_per_client: Annotated[int | None, typer.Option(help="shards: number of shards of each client [2].")] = None,
     to: Annotated[Path | None, typer.Option(help="The PNG file; default: SOURCE-SPLIT.png in this directory.")] = None,
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
-    """Draw the images of each client and class; the area of a bubble is the number of images."""
+    """Show how many examples of each class each client has; the area of a bubble is the number of examples."""
     from fedbe.core.files import write_atomic
     from fedbe.data import load_task, plot, split
     from fedbe.report.figures import draw
@@ -82,6 +88,7 @@ def show(
         "minor_images": minor_images,
         "major_share": major_share,
         "alpha": alpha,
+        "shards_per_client": shards_per_client,
     }
     if kind == "column":
         if train.client_ids is None:
@@ -90,7 +97,7 @@ def show(
     server_size = len(train) // 5 if server is None else server
     partition = split(kind, train.labels, clients=clients, server=server_size, seed=seed, **settings)
     counts = partition.counts(train.labels, len(train.classes))
-    title = f"{train.name}, {kind} split: {clients} clients, {len(partition.server):,} images at the server"
+    title = f"{train.name}, {kind} split: {clients} clients, {len(partition.server):,} examples at the server"
     out.print(plot.split_table(counts, train.classes, title))
     target = to or Path(f"{train.name}-{kind}.png")
     chart = split_chart(tuple(map(tuple, counts.tolist())), train.classes, title)

@@ -3,6 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from fedbe.cli.console import out, plain_table
+from fedbe.errors import install_command
 
 # Extra of fedbe -> the distributions that it needs, any one of which is enough.
 EXTRAS = {
@@ -13,6 +14,7 @@ EXTRAS = {
     "wandb": ("wandb",),
     "mlflow": ("mlflow", "mlflow-skinny"),
     "parquet": ("pyarrow",),
+    "examples": ("peft",),  # which needs transformers
 }
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
@@ -46,7 +48,7 @@ def _findings() -> list[tuple[str, str]]:
         ("workers", f"{default_workers(chosen, cores())} (default of --workers)"),
         ("data", f"{', '.join(here)} (in {data_root()})"),
         *(
-            (f"extra {extra}", _installed(names) or f"missing: pip install 'fedbe[{extra}]'")
+            (f"extra {extra}", _installed(names) or f"missing: {install_command(extra)}")
             for extra, names in EXTRAS.items()
         ),
     ]

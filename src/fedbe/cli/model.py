@@ -4,31 +4,36 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedbe.cli.console import err, out
-from fedbe.cli.options import Device, RunFolder, Trust, choose_device
+from fedbe.cli.options import OneDevice, RunFolder, Trust, choose_device
 from fedbe.errors import DataError, RunError
+
+if TYPE_CHECKING:
+    from fedbe.experiment.saved_model import TrainedModel
 
 
 def evaluate(
     run: RunFolder,
-    data: Annotated[str | None, typer.Option(help="A data source; default: the run's.")] = None,
-    device: Device = "auto",
+    data: Annotated[
+        str | None, typer.Option(help="A data source, of which the test part is used; default: the run's.")
+    ] = None,
+    device: OneDevice = "auto",
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
     """Measure the final model of a run on test data."""
-    from fedbe.data import load_task
-    from fedbe.experiment import comparison, saved_model
+    from fedbe.data import Task
+    from fedbe.data.sources import hold_out, load_data
     from fedbe.experiment.run_folder import read_recipe
 
-    if comparison.is_comparison(run):
-        names = ", ".join(str(path) for path in comparison.cells(run))
-        raise RunError(f"{run} is a comparison; evaluate one of its runs: {names}")
-    model = saved_model.load_trained_model(run, choose_device(device))
-    test = load_task(data or read_recipe(run).data.source).test
+    model = _load(run, device)
+    found = load_data(data or read_recipe(run).data.source)
+    if data and not isinstance(found, Task):
+        err.print(f"{found.name} has no test part: the fifth of it that is held out with seed 0 is measured")
+    test = (found if isinstance(found, Task) else hold_out(found, 0)).test
     if test.classes != model.classes:
         raise DataError(f"the model was trained on {len(model.classes)} classes; {test.name} has other classes")
     metrics = model.metrics(test.inputs, test.labels)
@@ -40,21 +45,23 @@ def predict(
     run: RunFolder,
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders with images at any depth.")],
     form: Annotated[str, typer.Option("--format", help="text, csv or json: one line for each image.")] = "text",
-    device: Device = "auto",
+    device: OneDevice = "auto",
     trust: Trust = False,  # noqa: ARG001 (its callback acts)
 ) -> None:
-    """Classify images with the final model of a run. A file that cannot be read is reported and skipped."""
+    """Classify images with the final model of a run. What cannot be read is reported and skipped."""
     from fedbe.errors import check_option
     from fedbe.experiment import saved_model
 
     check_option("format", form, FORMATS)
-    model = saved_model.load_trained_model(run, choose_device(device))
+    model = _load(run, device)
     saved_model.check_takes_images(model.spec.shape)
     files, failed = _image_files(images), 0
     for line in FORMATS[form]([], ()):  # the head of a CSV
         typer.echo(line)
     for path in files:
         try:
+            if path.is_dir():
+                raise DataError(f"{path} has no images")
             row = model.predict_proba(saved_model.read_image(path, model.spec.shape))[0].tolist()
         except DataError as error:
             failed += 1
@@ -64,8 +71,17 @@ def predict(
         for line in FORMATS[form](ranked, (str(path),)):
             typer.echo(line)
     if failed:
-        err.print(f"fedbe: {failed} of {len(files)} files could not be read")
+        err.print(f"fedbe: {failed} of {len(files)} paths could not be read")
         raise typer.Exit(1)
+
+
+def _load(run: Path, device: str) -> "TrainedModel":
+    from fedbe.experiment import comparison, saved_model
+
+    if comparison.is_comparison(run):
+        names = ", ".join(str(path) for path in comparison.cells(run))
+        raise RunError(f"{run} is a comparison; name one of its runs: {names}")
+    return saved_model.load_trained_model(run, choose_device(device))
 
 
 Ranked = list[tuple[float, str]]  # probability and class, the most probable first
@@ -93,13 +109,11 @@ FORMATS = {"text": _as_text, "csv": _as_csv, "json": _as_json}
 
 
 def _image_files(paths: list[Path]) -> list[Path]:
-    """The files, and all images in the folders, sorted."""
-    from fedbe.data.adapters import IMAGE_SUFFIXES
+    """The files, and all images in the folders, sorted. A folder without images stays in the list."""
+    from fedbe.data.readers.images import is_image_file
 
     files: list[Path] = []
     for path in paths:
-        inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES) if path.is_dir() else [path]
-        if not inside:
-            raise DataError(f"{path} has no images")
-        files += inside
+        inside = sorted(filter(is_image_file, path.rglob("*"))) if path.is_dir() else []
+        files += inside or [path]
     return files

@@ -30,7 +30,7 @@ ExecutorKind = Annotated[
     str, typer.Option("--executor", help="Where the workers are: processes (this machine) or ray (a Ray cluster).")
 ]
 Address = Annotated[
-    str | None, typer.Option(help="Of the Ray cluster: auto, or HOST:PORT; default: start Ray on this machine.")
+    str | None, typer.Option(help="Address of the Ray cluster: auto, or HOST:PORT; default: start Ray on this machine.")
 ]
 CPUsPerWorker = Annotated[
     float | None, typer.Option(min=0, help="The CPUs that Ray reserves for a worker; default: 1.", show_default=False)
@@ -53,6 +53,9 @@ Spread = Annotated[
 Precision = Annotated[str, typer.Option(help="float32, bfloat16, or auto (bfloat16 if the device supports it).")]
 DEVICE_HELP = "cpu, cuda, cuda:0,1 (workers take them in turn), mps, or auto (an accelerator if torch sees one)."
 Device = Annotated[str, typer.Option(help=DEVICE_HELP)]
+OneDevice = Annotated[
+    str, typer.Option("--device", help="cpu, cuda, cuda:1, mps, or auto (an accelerator if torch sees one).")
+]
 RunsFolder = Annotated[Path, typer.Option(help="The folder for results.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
 
@@ -70,7 +73,7 @@ Trust = Annotated[
     typer.Option(
         "--trust",
         callback=_trust,
-        help="Run functions that the recipe names, also from outside the current directory.",
+        help="Allow functions named in the recipe even if they are outside the current directory.",
     ),
 ]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]

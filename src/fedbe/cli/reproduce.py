@@ -67,7 +67,7 @@ def reproduce(
 ) -> None:
     """Run a table or figure of the paper, and show our numbers next to the paper's.
 
-    Finished runs are not run again. Without --scale the cost is shown first, and hours of work are asked about.
+    Finished runs are not run again. Without --scale the cost is shown first, and hours of work need a yes.
     """
     if show_list or name is None:
         _list_studies(choose_device(device, quiet=True))
@@ -165,7 +165,7 @@ def _show_cost(plan: "StudyPlan", device: str, yes: bool) -> None:
 
 
 def can_ask() -> bool:
-    """Whether somebody sits in front of this command."""
+    """Whether a person can answer a question: stdin is a terminal."""
     return sys.stdin.isatty()
 
 

@@ -107,7 +107,9 @@ def compare(
     precision = resolve_precision(precision, chosen)
     same = comparison.find_same(runs, settings, names, range(seeds), precision) if not name else None
     if same is not None:
-        err.print(f"{same} has the same settings; showing it. For a new comparison give it a --name.")
+        finished = all(run_folder.read_info(cell).finished for cell in comparison.cells(same))
+        action = "showing" if finished else "continuing"
+        err.print(f"{same} has the same settings; {action} it. For a new comparison give it a --name.")
         _train(same, where, quiet, track or (), None if device == "auto" else chosen)
         return
     folder = _result_folder(runs, name, f"{settings.name}-compare")
@@ -132,7 +134,22 @@ def resume(
     """Continue a stopped run or comparison; on the same kind of device the result is the same to the last bit."""
     where = Workplace(workers, executor, address, spread, cpus_per_worker, gpus_per_worker)
     where.warm_up()
-    _train(run, where, quiet, track or (), None if device is None else where.choose_device(device, quiet))
+    chosen = None if device is None else where.choose_device(device, quiet)
+    if where.kind == "processes":  # workers of a cluster have their own devices
+        _warn_of_slow_precision(run, chosen)
+    _train(run, where, quiet, track or (), chosen)
+
+
+def _warn_of_slow_precision(folder: Path, device: str | None) -> None:
+    """Say that the device, by default a run's own, emulates the precision that the unfinished runs began with."""
+    from fedbe.core.compute import resolve_precision
+    from fedbe.experiment import comparison, run_folder
+
+    run_folders = comparison.cells(folder) if comparison.is_comparison(folder) else [folder]
+    infos = [run_folder.read_info(path) for path in run_folders if not run_folder.is_done(path)]
+    devices = {device or info.device for info in infos if info.precision == "bfloat16"}
+    for slow in sorted(device for device in devices if resolve_precision("auto", device) != "bfloat16"):
+        err.print(f"{slow} has no units for bfloat16, in which this run began: it continues in bfloat16, much slower")
 
 
 def _result_folder(runs: Path, name: str | None, default: str) -> Path:

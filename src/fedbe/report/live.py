@@ -10,7 +10,7 @@ from typing import Any
 
 from fedbe.analysis.runs import read_groups, read_run
 from fedbe.errors import FedBEError, RunError
-from fedbe.experiment import comparison
+from fedbe.experiment import comparison, run_folder
 from fedbe.report.page import render
 from fedbe.report.sections import build_sections
 
@@ -31,7 +31,7 @@ class Page:
         """A hash of the files' sizes and times: it changes when the page may have changed."""
         digest = hashlib.sha256()
         for cell in self._cells:
-            for name in ("run.json", "rounds.jsonl"):
+            for name in (run_folder.INFO_FILE, run_folder.ROUNDS_FILE):
                 try:
                     stat = (cell / name).stat()
                 except OSError:

@@ -39,7 +39,7 @@ SMOKE = (
 )  # fmt: skip
 # What the smoke scale uses in place of other data sets and larger numbers.
 SMOKE_VALUES = {
-    "data.unlabeled": "fedbe.reproduce.smoke:images",
+    "data.unlabeled": "fedbe.data.embedded:noise",
     "data.unlabeled_size": "100",
     "split.minor_images": "1",
 }

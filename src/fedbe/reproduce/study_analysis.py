@@ -14,6 +14,7 @@ from fedbe.analysis import calibration, features, server_costs, simplex
 from fedbe.analysis.runs import Run, read_run
 from fedbe.core.files import write_json
 from fedbe.errors import FedBEError, RunError, SettingError, nearest
+from fedbe.experiment import run_folder
 from fedbe.experiment.executors.base import Executor
 from fedbe.report.analysis_charts import Measured, calibration_chart, features_chart, simplex_chart
 from fedbe.report.chart import Chart
@@ -83,7 +84,7 @@ def analyse(
 
 
 def _missing(study: Study, study_runs: Sequence[StudyRun], results: Results) -> dict[Cell, str]:
-    """By cell: the sentence that stands in the place of its number."""
+    """By cell: the sentence that replaces its number."""
     missing = {}
     for study_run in study_runs:
         result = results.get(study_run.folder)
@@ -110,7 +111,7 @@ def _charts(analysis: Analysis, study_runs: Sequence[StudyRun], results: Results
 
 def _result(folder: Path, analysis: Analysis, executor: Executor | None) -> tuple[Run, Result] | str:
     """The result of a run, kept or measured now, or why there is none."""
-    if not (folder / "run.json").exists():
+    if not run_folder.exists(folder):
         return "it has not been run"
     run, result = read_run(folder), read(folder)
     if not result and executor is None:
@@ -149,7 +150,7 @@ def reading(*folders: Path) -> Iterator[None]:
 
 
 def look_up(record: Mapping[str, Any], path: str) -> Any:
-    """The number at a path like test_ensemble.accuracy, or the sentence that stands in the place of a part.
+    """The number at a path like test_ensemble.accuracy, or the sentence that replaces a part.
 
     Example:
         >>> look_up({"test": {"accuracy": 0.5}}, "test.accuracy"), look_up({"test": "no images"}, "test.accuracy")

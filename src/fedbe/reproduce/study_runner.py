@@ -29,7 +29,7 @@ class StudyRun:
     @property
     def exists(self) -> bool:
         """Whether the run was started."""
-        return (self.folder / "run.json").exists()
+        return run_folder.exists(self.folder)
 
     @property
     def first_round(self) -> Path:
