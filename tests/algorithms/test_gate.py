@@ -109,10 +109,10 @@ WRONG = [[-1.0, 0.0], [1.0, 0.0]]  # the opposite
 def step(state, update):
     """Run the stage on three equal clients, from a draft."""
 
-    def run(draft, client=RIGHT, memory=(), **settings):
+    def run(draft, client=RIGHT, memory=(), points=POINTS, **settings):
         options = {"members": "C", "distill_lr": 0.5, "distill_lr_min": 0.5, "distill_epochs": 20, "gate": "agreement"}
         stage = get_method("fedbe", "paper", **(options | settings)).stages[-1]
-        context = Context(ModelRunner(nn.Linear(2, 2, bias=False)), 0, 1, inputs=TensorInputs(POINTS))
+        context = Context(ModelRunner(nn.Linear(2, 2, bias=False)), 0, 1, inputs=TensorInputs(points))
         round = Round([update(i, client) for i in range(3)], state([0.0] * 4), context, StepInfo())
         return stage(Draft(state(draft), dict(memory)), round), round.info
 
@@ -143,6 +143,15 @@ def test_a_student_that_diverges_is_refused_and_the_next_one_takes_smaller_steps
     assert GateState.of(draft.memory) == GateState(refusals=1)
     with pytest.raises(AggregationError, match="diverged"):
         step(WRONG, **too_large, gate="off")
+
+
+def test_a_student_that_diverges_is_refused_even_if_its_predictions_look_well(step, state, monkeypatch):
+    # A weight of -inf for a class that the vote never names: the softmax of its logit is 0, a finite number.
+    student = state([[4.0, 0.0], [-torch.inf, 0.0]])
+    monkeypatch.setattr("fedbe.algorithms.server.distill_stage.distill", lambda *_, **__: student)
+    draft, info = step(WRONG, points=POINTS[POINTS[:, 0] > 0.1])
+    assert (info.gate.student, info.gate.accepted) == (0.0, False)
+    assert torch.equal(draft.state.params, state(WRONG).params)
 
 
 def test_without_a_gate_the_same_student_stays(step, state):

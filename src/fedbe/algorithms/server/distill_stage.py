@@ -111,6 +111,8 @@ class Distill(Stage):
         with round.info.timed("gate"):
             unseen = SubsetInputs(inputs, held_out)
             average, learned = (predict(runner, s, unseen) for s in (draft.state, student))
+            if not student.finite():  # softmax hides an infinite logit
+                learned = learned.new_full(learned.shape, float("nan"))
             judgement = judge(self.gating, average, learned, teacher.probabilities[held_out], settings.distill_lr)
         round.info.gate = judgement
         if bool(learned.isfinite().all()):  # a student that diverged is refused, and the next one takes smaller steps
