@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from fedbe.core.files import locked
-from fedbe.errors import RunError, RunWarning, SettingError
+from fedbe.errors import DataError, RunError, RunWarning, SettingError
 from fedbe.experiment import comparison, run_folder
 from fedbe.experiment.callbacks import Callback, EndStatus
 from fedbe.experiment.executors import memory_usage
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.executors.serial import Serial
+from fedbe.experiment.federation import prepare
 from fedbe.experiment.recipe import Recipe
 from fedbe.experiment.recipe_files import override_recipe
 from fedbe.experiment.run_folder import Record
@@ -178,6 +179,15 @@ def test_auto_spreads_convolutions_that_can_do_with_one_core(
     jobs = compared(tmp_path / "some", override_recipe(small, model), [method])
     assert spread_runs("auto", jobs, pool) == spreads
     assert spread_runs("runs", jobs, pool)
+
+
+def test_auto_tries_a_split_that_is_run(tmp_path: Path, small: Recipe, pool: ProcessPool) -> None:
+    """With another seed the same split may leave a client without examples."""
+    uneven = override_recipe(small, ["split.clients=8", "split.kind=dirichlet", "split.alpha=0.012"])
+    with pytest.raises(DataError, match="without an example"):
+        prepare(uneven, 0)
+    jobs = [RunJob(tmp_path / str(seed), NewRun(uneven, "fedavg", seed, "float32")) for seed in (4, 7)]
+    assert spread_runs("auto", jobs, pool)
 
 
 @pytest.mark.slow

@@ -94,6 +94,11 @@ class RunJob:
         return self.new.method if self.new is not None else run_folder.read_info(self.folder).method
 
     @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.new.seed if self.new is not None else run_folder.read_info(self.folder).seed
+
+    @property
     def rounds_left(self) -> int:
         """The number of rounds that are not finished."""
         if self.new is None or self._exists:
@@ -331,34 +336,34 @@ def spread_runs(spread: str, jobs: Sequence[RunJob], executor: Executor) -> bool
     enough = not executor.has_own_devices and 2 <= executor.workers <= len(jobs)
     if not jobs or spread == "clients" or (spread == "auto" and not enough):
         return False
-    groups: dict[str, dict[str, tuple[Recipe, str]]] = {}
+    groups: dict[str, dict[str, RunJob]] = {}
     for job in jobs:
-        recipe, method = job.recipe, job.method
+        recipe = job.recipe
         group = groups.setdefault(f"{recipe.data!r} {recipe.split!r} {recipe.model!r}", {})
-        group[f"{recipe.method_for(method)!r} {recipe.evaluation!r}"] = recipe, method
+        group.setdefault(f"{recipe.method_for(job.method)!r} {recipe.evaluation!r}", job)
     needed_mb, all_cores = map(
         max, zip(*(_check_group(list(group.values())) for group in groups.values()), strict=True)
     )
     return spread == "runs" or (not all_cores and executor.workers * needed_mb < available_mb())
 
 
-def _check_group(runs: Sequence[tuple[Recipe, str]]) -> tuple[float, bool]:
-    """Try data and model of recipes in this process, which checks what code they may run and shows warnings.
+def _check_group(jobs: Sequence[RunJob]) -> tuple[float, bool]:
+    """Try data and model of the first run in this process, which checks what code it may run and shows warnings.
 
     Args:
-        runs: Recipes with the same data and model, each with a method.
+        jobs: Runs with the same data, split and model, one for each method.
 
     Returns:
         About how much memory a run needs, in MB, and whether the server of one of them needs all cores.
     """
-    recipe, _ = runs[0]
+    recipe = jobs[0].recipe
     task = _load_task(recipe.data.source)
-    federation = prepare(recipe, 0, task)
+    federation = prepare(recipe, jobs[0].seed, task)  # not of another seed: a split may be impossible with that one
     runner = ModelRunner(federation.build_model(), Plan(), federation.model.output)
     try_model(runner, federation.test, "the data")
     cohort = recipe.training.clients_per_round or recipe.split.clients
     model = runner.layout.size * runner.layout.dtype.itemsize
     inputs = sum(tensor.nbytes for part in (task.train, task.test) for tensor in tensors_of(part.inputs))
     # Loading copies data; updates, members and a checkpoint are models.
-    all_cores = any(needs_all_cores(r, r.method_for(method), runner, federation) for r, method in runs)
+    all_cores = any(needs_all_cores(j.recipe, j.recipe.method_for(j.method), runner, federation) for j in jobs)
     return PROCESS_MB + (2 * inputs + 3 * cohort * model) / 2**20, all_cores
