@@ -80,6 +80,17 @@ def test_a_resume_that_emulates_bfloat16_says_so(units, warns, command, tmp_path
     assert ("cpu has no units for bfloat16" in text) == warns
 
 
+def test_a_resume_without_the_device_of_the_run_says_only_that(command, tmp_path):
+    assert command("run", *QUICK, "--method", "fedavg", "--device", "cpu", "--name", "it", "-q")[0] == 0
+    changes = {"finished": None, "final": None, "device": "cuda:0", "precision": "bfloat16"}
+    run = tmp_path / "runs/it"
+    (run / "run.json").write_text(json.dumps(info(run) | changes))
+    code, text = command("resume", "runs/it", "--workers", "0", "-q")
+    assert code != 0
+    assert "sees no cuda device" in text
+    assert "bfloat16" not in text
+
+
 def test_auto_says_which_accelerator(command, tmp_path, monkeypatch):
     monkeypatch.setattr(devices, "ACCELERATORS", ("emu",))
     code, text = command("run", *QUICK, "--method", "fedavg", "--name", "auto")

@@ -143,12 +143,14 @@ def resume(
 def _warn_of_slow_precision(folder: Path, device: str | None) -> None:
     """Say that the device, by default a run's own, emulates the precision that the unfinished runs began with."""
     from fedbe.core.compute import resolve_precision
+    from fedbe.core.devices import is_here
     from fedbe.experiment import comparison, run_folder
 
     run_folders = comparison.cells(folder) if comparison.is_comparison(folder) else [folder]
     infos = [run_folder.read_info(path) for path in run_folders if not run_folder.is_done(path)]
     devices = {device or info.device for info in infos if info.precision == "bfloat16"}
-    for slow in sorted(device for device in devices if resolve_precision("auto", device) != "bfloat16"):
+    # A run whose device is not here does not continue, and another sentence says so.
+    for slow in sorted(d for d in devices if is_here(d) and resolve_precision("auto", d) != "bfloat16"):
         err.print(f"{slow} has no units for bfloat16, in which this run began: it continues in bfloat16, much slower")
 
 
