@@ -197,7 +197,11 @@ class TestKnownMix:
 
         assert mean_of_first_class([1, 9]) < 0.3 < 0.7 < mean_of_first_class([9, 1])
 
-    @pytest.mark.parametrize("mix", [[0, 0], [-1, 2], [float("nan"), 1], [True, 1], ["a", 1], [None, 1]])
+    @pytest.mark.parametrize(
+        "mix",
+        [[0, 0], [-1, 2], [float("nan"), 1], [True, 1], ["a", 1], [None, 1], [10**400, 1], [1e308, 1e308]],
+        ids=["zeros", "negative", "nan", "bool", "text", "none", "huge", "infinite sum"],
+    )
     def test_it_must_be_numbers(self, mix):
         with pytest.raises(SettingError, match="`class_mix` must be numbers >= 0"):
             get_method("fedbe", class_mix=mix)

@@ -10,7 +10,6 @@ The mix is that of the cubes because a vote of many members is flat: each input 
 which a student of the default variant learns, are about as sure as they are right.
 """
 
-import math
 from collections.abc import Sequence
 from numbers import Real
 
@@ -23,6 +22,7 @@ EXPONENT = 3.0
 PASSES = 10  # of iterative proportional fitting; ten more changed at most 1 % of the first choices
 LIMIT = 10.0  # no class counts more than 10 times more, or less, than before
 STANDARD_ERRORS = 3  # by which the members' mix must differ from the uniform one to be believed in part
+MAX_COUNT = 1e15  # of one class in `class_mix`; larger numbers are mistakes, and the sum of the largest is infinite
 _ONE = 2**32  # sums are of integers, so they depend neither on the order of the inputs nor on the number of threads
 
 
@@ -96,16 +96,17 @@ def check_mix(mix: Sequence[float]) -> tuple[float, ...]:
     """The shares or counts of a setting as a tuple.
 
     Raises:
-        SettingError: if they are not finite numbers >= 0, or all are 0.
+        SettingError: if they are not numbers from 0 to `MAX_COUNT`, or all are 0.
 
     Example:
         >>> check_mix([90, 10])
         (90, 10)
     """
     values = tuple(mix)
-    valid = all(isinstance(v, Real) and not isinstance(v, bool) and math.isfinite(v) and v >= 0 for v in values)
+    valid = all(isinstance(v, Real) and not isinstance(v, bool) and 0 <= v <= MAX_COUNT for v in values)
     if not valid or (values and not any(values)):
-        raise SettingError(f"`class_mix` must be numbers >= 0, not all of them 0, got {list(values)}")
+        problem = f"`class_mix` must be numbers >= 0 and at most {MAX_COUNT:g}, not all of them 0, got {list(values)}"
+        raise SettingError(problem[:200])
     return values
 
 
