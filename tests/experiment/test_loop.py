@@ -76,6 +76,18 @@ def test_a_callback_learns_how_the_run_ended(tmp_path: Path, small: Recipe) -> N
         assert callback.status == ("stopped" if stop else "finished")
 
 
+def test_a_run_whose_model_cannot_be_written_has_failed(tmp_path: Path, small: Recipe) -> None:
+    folder = run_folder.create(tmp_path / "run", small, "fedavg", 0, "float32")
+    (folder / run_folder.MODEL_FILE).mkdir()
+    callback = End()
+    with pytest.raises(RunError):
+        loop.execute(folder, Serial(), callback)
+    assert callback.status == "failed"
+    (folder / run_folder.MODEL_FILE).rmdir()
+    assert loop.execute(folder, Serial(), callback)
+    assert callback.status == "finished"
+
+
 def test_bytes_count_every_tensor_once(play: Play) -> None:
     # digits through 16 hidden units: 64·16 + 16 + 16·10 + 10 = 1,210 numbers of 4 bytes, to and from 3 clients
     last = run_folder.read_rounds(play("plain", "fedavg"))[-1]

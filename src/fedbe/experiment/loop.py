@@ -69,6 +69,10 @@ def execute(
         status: EndStatus = "failed"
         try:
             state = _train(folder, sim, state, identity, callback, should_stop, first_round)
+            members = state.members or (Member("model", state.model),)
+            vote = sim.method.settings().get("vote", "mean")
+            saved_model.save(folder, members, sim.runner.layout, federation, vote)
+            run_folder.mark_finished(folder, info)
             status = "finished"
         except Stopped:
             status = "stopped"
@@ -78,9 +82,6 @@ def execute(
             raise
         finally:
             callback.end(status)
-        members = state.members or (Member("model", state.model),)
-        saved_model.save(folder, members, sim.runner.layout, federation, sim.method.settings().get("vote", "mean"))
-        run_folder.mark_finished(folder, info)
     return True
 
 
