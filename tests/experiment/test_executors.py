@@ -1,6 +1,6 @@
 """Serial, and the choice of an executor. test_process_pool.py has the worker processes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -10,9 +10,11 @@ from fedbe.core.compute import Plan
 from fedbe.core.model_runner import ModelRunner
 from fedbe.errors import RunError, SettingError
 from fedbe.experiment.executors import make_executor
-from fedbe.experiment.executors.base import Done, Failed, Outcome, Stopped
+from fedbe.experiment.executors.base import Done, Failed, Job, Outcome, Stopped
+from fedbe.experiment.executors.memory_usage import ProcessMemoryPeak
 from fedbe.experiment.executors.process_pool import ProcessPool
 from fedbe.experiment.executors.serial import Serial
+from fedbe.experiment.executors.worker_pool import Worker, WorkerPool
 from fedbe.experiment.federation import Federation, prepare
 from fedbe.experiment.recipe import Recipe
 
@@ -92,3 +94,51 @@ def test_a_stop_starts_no_other_job(serial: Serial) -> None:
 
 def test_memory_is_measured(serial: Serial) -> None:
     assert serial.memory_peak().mb() > 0
+
+
+class Starting(Worker):
+    """A worker that answers at once, and may still be starting."""
+
+    is_ready = True
+
+    def set_up(self, setup: tuple[object, ...]) -> bool:  # noqa: ARG002
+        return True
+
+    def start(self, job: Job) -> bool:
+        assert self.is_ready, "it would lose the job if it died before it is ready"
+        self.given = job
+        return True
+
+    def receive(self) -> Outcome:
+        return Done(self.given)
+
+    def kill(self) -> None: ...
+
+    def close(self) -> str:
+        return "closed"
+
+
+class SlowPool(WorkerPool[Starting]):
+    """One worker. One that replaces it is ready only when the pool has waited."""
+
+    def _make_worker(self) -> Starting:
+        worker = Starting()
+        worker.is_ready = not self._workers
+        return worker
+
+    def _wait(self, busy: Sequence[Starting]) -> Sequence[Starting]:
+        for worker in self._workers:
+            worker.is_ready = True
+        return busy
+
+    def memory_peak(self) -> ProcessMemoryPeak:
+        return ProcessMemoryPeak()
+
+
+def test_a_worker_that_replaces_another_gets_its_job_when_it_is_ready() -> None:
+    with SlowPool(1) as pool:
+        abandoned = pool.map([Echo(0), Echo(1)])
+        assert isinstance(next(abandoned), Done)  # and the worker runs the second job
+        (outcome,) = pool.map([Echo(2)])
+    assert isinstance(outcome, Done)
+    assert outcome.value == Echo(2)

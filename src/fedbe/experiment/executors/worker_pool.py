@@ -233,6 +233,9 @@ class WorkerPool(ABC, Generic[W]):
             if worker.job is not None:  # from a call of `map` that was abandoned: its outcome must not be mixed up
                 self._replace(i)
                 worker = self._workers[i]
+                if not worker.is_ready:  # it may die before it is, and would lose a job that it has already
+                    queue.put_back(following[0])
+                    continue
             number, job = following
             worker.job, worker.queue, worker.started = number, queue, time.perf_counter()
             worker.job_limit = self._times.limit(job)
