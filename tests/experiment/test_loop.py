@@ -88,6 +88,16 @@ def test_a_run_whose_model_cannot_be_written_has_failed(tmp_path: Path, small: R
     assert callback.status == "finished"
 
 
+def test_the_known_mix_of_the_servers_inputs_is_not_that_of_the_test_data(play: Play, small: Recipe) -> None:
+    mixed, plain = ("training.rounds=1", "settings.class_mix=[90,1,1,1,1,1,1,1,1,2]"), ("training.rounds=1",)
+    first, second = (
+        run_folder.read_rounds(play(name, "fedbe", recipe=override_recipe(small, changes), workers=Serial()))[-1]
+        for name, changes in (("mixed", mixed), ("plain", plain))
+    )
+    assert first["test_ensemble"] == second["test_ensemble"]
+    assert first["server"]["ensemble"] != second["server"]["ensemble"]
+
+
 def test_bytes_count_every_tensor_once(play: Play) -> None:
     # digits through 16 hidden units: 64·16 + 16 + 16·10 + 10 = 1,210 numbers of 4 bytes, to and from 3 clients
     last = run_folder.read_rounds(play("plain", "fedavg"))[-1]

@@ -66,8 +66,7 @@ class DraftEvaluation:
             self._sim.predictor("test"),
             self._sim.federation.test_labels,
             rule=get_vote_rule(settings.vote),
-            balanced=settings.balance,
-            class_mix=settings.class_mix,
+            balanced=settings.balance,  # not to `class_mix`, which is the mix of the server's inputs
         )
         assert result.metrics is not None
         return result.metrics.as_dict() | {"disagreement": result.disagreement}
