@@ -992,6 +992,13 @@ class TestClaims:
         averaged = average_metrics(self.contents([100] * 3 + [claim]), AVERAGE_METRICS, "num-examples", Limits())
         assert averaged["accuracy"] == pytest.approx(0.9)
 
+    @pytest.mark.parametrize("flood", [{f"x{i}": 1.0 for i in range(2000)}, {"accuracy": 1.0, "x": [1.0] * 2000}])
+    def test_one_of_two_cannot_fill_the_report(self, flood):
+        """At a tie of two forms the first reply decides which one is averaged, and the report keeps it."""
+        hostile = RecordDict({"metrics": MetricRecord({"num-examples": 100, **flood})})
+        contents = [(9, hostile), *self.contents([100])]
+        assert dict(average_metrics(contents, AVERAGE_METRICS, "num-examples", Limits())) == {"accuracy": 0.0}
+
     def test_evaluations_are_capped_too(self, local_grid):
         grid = local_grid(plain_app(num_examples=(100, 100, 100, 10**15)), 4)
         result = FedAvg(model=Net).start(grid, arrays(), 1)

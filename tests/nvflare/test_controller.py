@@ -97,6 +97,37 @@ def test_a_method_that_is_not_a_text_is_a_state_error():
         update(odd, "fedprox")
 
 
+class TestVeryMany:
+    """A reply of very many parts is counted, and its parts are not looked at."""
+
+    class Part:
+        seen = 0
+
+        def __array__(self, dtype=None, copy=None):
+            type(self).seen += 1
+            return np.zeros(1, np.float32)
+
+    @pytest.fixture
+    def flood(self):
+        self.Part.seen = 0
+        return {f"x{i}": self.Part() for i in range(1000)}
+
+    def test_arrays(self, flood):
+        with pytest.raises(StateError, match="at most 2 arrays, got 1000"):
+            update(FLModel(params=flood, params_type="FULL"))
+        assert self.Part.seen == 0
+
+    def test_extras(self, flood):
+        meta = {"fedbe": {"method": "scaffold", "extras": {"control": np.ones(9, np.float32), **flood}}}
+        read = update(FLModel(params=to_arrays(START), meta=meta), "scaffold")
+        assert set(read.extras) == {"control"}
+        assert self.Part.seen == 0
+
+    def test_metrics(self):
+        flood = {f"x{i}": 1.0 for i in range(100_000)}
+        assert average_metrics([(0, 10, {"loss": 1.0}), (1, 10, flood)], Limits()) == {"loss": 1.0}
+
+
 @pytest.mark.parametrize("odd", [10**400, 1e308, float("nan"), float("inf"), "x", None])
 def test_metrics_that_cannot_be_averaged_are_left_out(odd):
     replies = [(0, 10, {"loss": 1.0, "more": odd}), (1, 30, {"loss": 2.0, "more": odd}), (2, 10, "x")]

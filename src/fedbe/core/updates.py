@@ -12,6 +12,7 @@ from fedbe.errors import StateError
 
 ClientId = int | str
 MAX_EXAMPLES = 1e15  # with larger weights their sum could overflow
+MAX_METRICS = 1000  # numbers that one client may report in a round: the file of all rounds is written after each
 
 
 @dataclass(frozen=True, eq=False)

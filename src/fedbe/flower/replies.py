@@ -13,7 +13,7 @@ from fedbe.algorithms.methods import Method
 from fedbe.algorithms.server.guard import SetAside
 from fedbe.algorithms.server.limits import Limits
 from fedbe.core.layout import Layout
-from fedbe.core.updates import ClientId, ClientUpdate, is_num_examples
+from fedbe.core.updates import MAX_METRICS, ClientId, ClientUpdate, is_num_examples
 from fedbe.errors import StateError
 from fedbe.flower import messages
 from fedbe.flower.arrays import pack_params, pack_state, split_extras
@@ -186,17 +186,26 @@ def _comparable(contents: Iterable[tuple[ClientId, RecordDict]], weight_key: str
     finite = []
     for client, content in contents:
         metrics = _metrics(content)
-        if not is_num_examples(metrics.get(weight_key)):
-            log.warning("the metrics of client %s are left out: its number of examples is not a weight", client)
-        elif np.isfinite(np.hstack(list(metrics.values()))).all():
+        problem = _problem(metrics, weight_key)
+        if problem is None:
             finite.append((client, _form(metrics), content))
         else:
-            log.warning("the metrics of client %s are left out: they contain NaN or infinite values", client)
+            log.warning("the metrics of client %s are left out: %s", client, problem)
     most_common = Counter(form for _, form, _ in finite).most_common(1)
     for client, form, _ in finite:
         if form != most_common[0][0]:
             log.warning("the metrics of client %s are left out: their names or lengths differ from most", client)
     return [(client, content) for client, form, content in finite if form == most_common[0][0]]
+
+
+def _problem(metrics: MetricRecord, weight_key: str) -> str | None:
+    """Why the metrics of a reply cannot be averaged, whatever the others sent; None if they can."""
+    if not is_num_examples(metrics.get(weight_key)):
+        return "its number of examples is not a weight"
+    numbers = np.hstack(list(metrics.values()))
+    if numbers.size > MAX_METRICS:
+        return f"they are more than {MAX_METRICS} numbers"
+    return None if np.isfinite(numbers).all() else "they contain NaN or infinite values"
 
 
 def _form(metrics: MetricRecord) -> tuple[tuple[str, int], ...]:

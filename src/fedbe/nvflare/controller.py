@@ -18,7 +18,7 @@ from fedbe.algorithms.server.limits import Limits
 from fedbe.core import plugins
 from fedbe.core.compute import server_threads
 from fedbe.core.random import generator
-from fedbe.core.updates import ClientId, ClientUpdate, changed_memory, is_num_examples
+from fedbe.core.updates import MAX_METRICS, ClientId, ClientUpdate, changed_memory, is_num_examples
 from fedbe.errors import AggregationError, SettingError, StateError
 from fedbe.experiment.recorder import RunRecorder
 from fedbe.nvflare import messages
@@ -236,13 +236,15 @@ def average_metrics(replies: Sequence[tuple[ClientId, Any, Any]], limits: Limits
         limits: decide how much a client counts.
 
     Returns:
-        The means by name; None if there are none. Values that are not finite numbers of a sensible size are left out.
+        The means by name; None if there are none. Values that are not finite numbers of a sensible size are left out,
+        and so is a client that reports more than MAX_METRICS.
     """
     sums: dict[str, tuple[float, float]] = {}
     valid = [(client, examples, metrics) for client, examples, metrics in replies if is_num_examples(examples)]
     counted = limits.counted([(client, float(examples)) for client, examples, _ in valid])
     for weight, (_, _, metrics) in zip(counted, valid, strict=True):
-        for name, value in metrics.items() if weight and isinstance(metrics, Mapping) else ():
+        readable = isinstance(metrics, Mapping) and len(metrics) <= MAX_METRICS
+        for name, value in metrics.items() if weight and readable else ():
             if isinstance(value, int | float) and abs(value) <= MAX_METRIC:
                 total, weights = sums.get(str(name), (0.0, 0.0))
                 sums[str(name)] = (total + weight * value, weights + weight)

@@ -66,12 +66,15 @@ def read_update(
     applied = ours.get("method")
     if method.rules and not (isinstance(applied, str) and applied == method.name):
         raise StateError(f"it did not apply the rules of {method.title}: use fedbe.nvflare.fit")
+    if len(_mapping(result.params)) > len(layout.all_keys):  # before any of them is looked at
+        raise StateError(f"its state must have at most {len(layout.all_keys)} arrays, got {len(result.params)}")
     state = to_state(result.params, layout, "its state")
     if result.params_type == "DIFF":
         state = {n: _changed(previous[n], change, n) if n in previous else change for n, change in state.items()}
     weight = ours.get("num_examples", meta.get(MetaKey.NUM_STEPS_CURRENT_ROUND, 1))
     extras = _mapping(ours.get("extras"))
-    vectors = {str(name): to_state({name: vector}, layout, "its extra")[str(name)] for name, vector in extras.items()}
+    sent = [name for name in method.extras if name in extras]  # others are not looked at
+    vectors = {name: to_state({name: extras[name]}, layout, "its extra")[name] for name in sent}
     return ClientUpdate(state, weight, client, vectors)
 
 
