@@ -172,6 +172,31 @@ def test_a_long_text_that_a_parquet_file_repeats_needs_memory_once(tmp_path, dic
     assert pyarrow.total_allocated_bytes() - before < 10e6
 
 
+@pytest.mark.parametrize("kind", ["large_string", "string_view", "large_binary", "struct", "list"])
+def test_other_kinds_of_texts_in_a_parquet_file_need_no_more_memory(tmp_path, kind):
+    """The file is small, its 2,000 texts of 30 kB have 60 MB."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    text, path = "x" * 30_000, tmp_path / "long.parquet"
+    value = {"struct": {"b": text}, "list": [text], "large_binary": text.encode()}.get(kind, text)
+    kinds = {"struct": pyarrow.struct([("b", pyarrow.string())]), "list": pyarrow.list_(pyarrow.string())}
+    column = pyarrow.array([value] * 2_000, kinds.get(kind) or getattr(pyarrow, kind)())
+    parquet.write_table(pyarrow.table({"a": column, "label": [0, 1] * 1_000}), path, compression="zstd")
+    usual = pyarrow.default_memory_pool()
+    counting = pyarrow.proxy_memory_pool(usual)
+    pyarrow.set_memory_pool(counting)
+    try:
+        if kind in ("large_string", "string_view"):
+            assert tables.read(path).inputs.tolist() == [[1.0]] * 2_000
+        else:
+            with pytest.raises(DataError, match="'a' must have numbers or texts only, got"):
+                tables.read(path)
+    finally:
+        pyarrow.set_memory_pool(usual)
+    assert counting.max_memory() < 20e6
+
+
 def test_long_texts_that_a_parquet_file_compresses_have_a_budget(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -191,7 +191,7 @@ def _read_parquet(path: Path) -> Columns:
             cells, limit = file.metadata.num_rows * file.metadata.num_columns, max_cells(path.stat().st_size)
             if cells > limit:
                 raise DataError(f"{path} must have at most {limit:,} values for its size, got {cells:,}")
-            texts = [field.name for field in file.schema_arrow if types.is_string(field.type)]
+            texts = _text_columns(file.schema_arrow, path)
         # As a dictionary, a text that is repeated needs memory once.
         with parquet.ParquetFile(path, read_dictionary=texts) as file:
             table = _read_within(file, 8 * limit, path)
@@ -209,6 +209,20 @@ def _read_parquet(path: Path) -> Columns:
             received = f"{kind.value_type if types.is_dictionary(kind) else kind}{missing}"
             raise DataError(f"{path}: the column '{name}' must have numbers or texts only, got {received}")
     return columns
+
+
+def _text_columns(schema: Any, path: Path) -> list[str]:
+    """The names of the columns of texts. Lists, bytes and so on are refused before any of them is read."""
+    from pyarrow import types
+
+    texts = []
+    for field in schema:
+        kind = field.type.value_type if types.is_dictionary(field.type) else field.type
+        if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+            texts.append(field.name)
+        elif not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind)):
+            raise DataError(f"{path}: the column '{field.name}' must have numbers or texts only, got {kind}")
+    return texts
 
 
 def _read_within(file: Any, limit: int, path: Path) -> Any:
