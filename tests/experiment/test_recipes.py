@@ -267,6 +267,13 @@ def test_the_identity_leaves_out_settings_at_their_default() -> None:
     assert recipe_part("data.validation=1") != recipe_part()
 
 
+def test_tables_in_very_many_tables_are_one_sentence(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(".".join(["a"] * 3000) + " = 1")
+    with pytest.raises(RecipeError, match="its tables are nested too deeply"):
+        load_recipe(path)
+
+
 def test_a_number_of_very_many_digits_is_one_sentence(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(f"seed = {'9' * 5000}")

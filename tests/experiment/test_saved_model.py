@@ -48,6 +48,11 @@ def test_softmax_of_the_output_is_the_vote() -> None:
         ({"members": 0}, "`members` must be a whole number >= 1, got 0"),
         ({"members": 10**9}, "does not fit 'mlp'"),
         ({"mean": "x"}, "is damaged"),
+        ({"classes": ["a"]}, "its header has 1 names of 2 classes"),
+        (
+            {"model": {**MODEL, "classes": 1}, "classes": ["a"]},
+            "does not fit 'mlp' as it is now: `classes` must be >= 2",
+        ),
         ({"mean": [[1], [1, 2]]}, "is damaged"),
         ({"model": {**MODEL, "settings": {"hidden": [12000, 12000]}}}, r"must be \[12000, 4\] and is \[8, 4\]"),
         ({"model": {**MODEL, "settings": {"hidden": [10**9, 10**9]}}}, "does not fit 'mlp'"),

@@ -157,6 +157,8 @@ def test_weights_are_xavier_uniform_and_biases_zero(name):
         (("convnet", 10, (3, 32, 32)), {"padding": 2}, "`padding` 0 or 1"),
         (("mlp", 10, (2,)), {"hidden": (0,)}, "`hidden` must be widths >= 1"),
         (("mlp", 10, (2,)), {"hidden": 5}, "cannot be made with hidden = 5"),
+        (("mlp", 10, (2,)), {"hidden": [10**30]}, r"cannot be made with hidden = \[10{30}\]: [^\n]*$"),
+        (("mlp", 10, (2,)), {"hidden": [2**62]}, r"cannot be made with hidden = .*overflow"),
         (("convnet", 10, (3, 32, 32)), {"extra_layers": "2"}, "cannot be made with extra_layers"),
     ],
 )

@@ -76,6 +76,8 @@ def _recipe(values: Mapping[str, Any], changes: Iterable[str], source: str) -> R
         return Recipe.model_validate(_changed(_with_current_names(values), changes))
     except ValidationError as error:
         raise RecipeError(f"recipe {source}: {_sentence(error)}") from error
+    except RecursionError as error:
+        raise RecipeError(f"recipe {source}: its tables are nested too deeply") from error
 
 
 def _current_name(path: Sequence[str], name: str) -> str:

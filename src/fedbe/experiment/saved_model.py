@@ -22,7 +22,7 @@ from fedbe.core.random import generator
 from fedbe.data import make_loader
 from fedbe.data.dataset import Shape, shape_text
 from fedbe.data.readers.images import MAX_PIXELS, UNREADABLE_IMAGE, eight_bit, open_image
-from fedbe.errors import DataError, FedBEError, RunError
+from fedbe.errors import DataError, FedBEError, RunError, SettingError
 from fedbe.experiment.federation import Federation, ModelSpec, is_image, is_shipped
 from fedbe.experiment.run_folder import MODEL_FILE, read_recipe, write_model
 from fedbe.experiment.tensor_files import UNREADABLE, part, read_tensors
@@ -151,7 +151,11 @@ def load_trained_model(folder: str | Path, device: str = "cpu") -> TrainedModel:
         spec = _spec(Path(folder), header["model"])
         mean, std = (torch.tensor(header[name], dtype=torch.float32) for name in ("mean", "std"))
         module = _module(spec, tensors, header["members"], header.get("vote", "mean"))
-    except FedBEError:
+        if len(header["classes"]) != spec.classes:
+            raise ValueError(f"its header has {len(header['classes'])} names of {spec.classes} classes")
+    except FedBEError as error:
+        if isinstance(error, SettingError):  # of the header: no network can be made of it
+            raise RunError(f"{path} does not fit '{spec.name}' as it is now: {error}") from error
         raise
     except UNREADABLE as error:
         advice = f"`fedbe resume {shlex.quote(str(folder))}` writes it again, if the checkpoints are there"

@@ -51,9 +51,10 @@ def build(name: str, classes: int, shape: tuple[int, ...], generator: torch.Gene
     with global_rng(generator):
         try:
             module = MODELS[name](classes=classes, shape=shape, **settings)
-        except TypeError as error:
-            given = ", ".join(f"{key} = {value!r}" for key, value in settings.items())
-            raise SettingError(f"model '{name}' cannot be made with {given}: {error}") from error
+        except (TypeError, RuntimeError) as error:  # the second one: larger than any memory
+            given = ", ".join(f"{key} = {value!r}" for key, value in settings.items())[:200]
+            problem = str(error).splitlines()[0][:200]  # torch writes its stack below the first line
+            raise SettingError(f"model '{name}' cannot be made with {given}: {problem}") from error
         module.apply(_initialise)
     return module
 
