@@ -145,6 +145,15 @@ def test_evaluate_and_predict_name_the_runs_of_a_comparison(words, comparison):
     assert str(next(folder.glob("*fedprox*"))) in str(error)
 
 
+def test_a_file_cannot_control_the_terminal(tmp_path, monkeypatch, capsys):
+    recipe = tmp_path / "odd.toml"
+    recipe.write_text('"\\u001b]52;c;QQ==\\u0007" = 1')
+    monkeypatch.setattr(sys, "argv", ["fedbe", "run", str(recipe)])
+    with pytest.raises(SystemExit):
+        main()
+    assert "unknown setting '?]52;c;QQ==?'" in capsys.readouterr().err
+
+
 def test_predict_on_folders(comparison, tmp_path):
     run = str(next(comparison[0].glob("*fedprox*")))
     (tmp_path / "deep").mkdir()
@@ -168,6 +177,8 @@ def test_predict_on_folders(comparison, tmp_path):
     some = fedbe("predict", run, str(tmp_path / "empty"), str(tmp_path / "a.png"), code=1)
     assert "empty has no images; skipped" in some.stderr
     assert f"{tmp_path / 'a.png'}: " in some.stdout
+    Image.new("L", (8, 8)).save(odd := tmp_path / "empty" / "\x1b]0;odd.png")
+    assert "/?]0;odd.png: " in fedbe("predict", run, str(odd)).stdout
 
 
 def test_another_model_drops_the_settings_of_the_old_one():

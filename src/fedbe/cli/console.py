@@ -1,10 +1,32 @@
-"""The consoles of the command line. Markup is off: paths, settings and clients' messages are untrusted text."""
+"""The consoles of the command line. Paths, settings, files and clients' messages are untrusted text.
+
+So markup is off, and no text reaches the terminal with characters that could control it.
+"""
+
+import unicodedata
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-out = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
-err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+def visible(text: str) -> str:
+    """Text without control characters; lines and tabs stay.
+
+    >>> visible("\x1b[2Jdone")
+    '?[2Jdone'
+    """
+    return "".join("?" if unicodedata.category(c)[0] == "C" and c not in "\n\t" else c for c in text)
+
+
+class _PlainConsole(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **options)
+
+
+out = _PlainConsole(soft_wrap=True, highlight=False, markup=False, emoji=False)
+err = _PlainConsole(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def plain_table(*columns: str) -> Table:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedbe.cli.console import err, out
+from fedbe.cli.console import err, out, visible
 from fedbe.cli.options import OneDevice, RunFolder, Trust, choose_device
 from fedbe.errors import DataError, RunError
 
@@ -69,7 +69,7 @@ def predict(
             continue
         ranked = sorted(zip(row, model.classes, strict=True), key=lambda pair: -pair[0])
         for line in FORMATS[form](ranked, (str(path),)):
-            typer.echo(line)
+            typer.echo(visible(line))
     if failed:
         err.print(f"fedbe: {failed} of {len(files)} paths could not be read")
         raise typer.Exit(1)
