@@ -246,6 +246,15 @@ def fill(folder: Path, accuracies: Sequence[float]) -> Path:
 
 
 @pytest.fixture
+def warns_always() -> Iterator[None]:
+    """Torch gives its warnings each time, not once in a process."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(before)
+
+
+@pytest.fixture
 def comparison(tmp_path: Path, recipe: Recipe) -> Path:
     """FedAvg ends at 60 and 62 %, FedBE at 70 and 74 %: differences of 10 and 12 points."""
     folder = comparisons.create(tmp_path / "both", recipe, ["fedavg", "fedbe"], [0, 1], "float32")

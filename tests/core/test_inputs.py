@@ -85,6 +85,16 @@ def test_sources_that_cannot_work(source, message):
 IDS, MASK = torch.arange(12).view(6, 2), torch.ones(6, 2)
 
 
+@pytest.mark.usefixtures("warns_always")
+def test_read_only_arrays_as_those_of_a_data_frame():
+    rows = ROWS.numpy().copy()
+    rows.setflags(write=False)
+    assert as_inputs(rows).batch(torch.tensor([1])).tolist() == [[2, 3]]
+    assert as_inputs({"x": rows}).batch(torch.tensor([1]))["x"].tolist() == [[2, 3]]
+    same = ROWS.numpy()
+    assert as_inputs(same).tensor.data_ptr() == ROWS.data_ptr()  # others are not copied
+
+
 @pytest.mark.parametrize(
     "source",
     [

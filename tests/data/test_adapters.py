@@ -210,6 +210,16 @@ class Frame:
         return np.zeros((10, 2))
 
 
+@pytest.mark.usefixtures("warns_always")
+def test_read_only_arrays_as_those_of_a_data_frame():
+    inputs, labels, ids = np.ones((10, 3)), np.arange(10) % 2, np.ones((10, 3), np.int64)
+    for array in (inputs, labels, ids):
+        array.setflags(write=False)
+    assert load_task((inputs, labels)).train.inputs.dtype == torch.float32
+    assert load_task((ids, labels)).train.inputs.dtype == torch.int64
+    assert load_task(({"ids": ids}, labels)).train.inputs["ids"].shape == (8, 3)
+
+
 def test_a_data_frame_is_an_error():
     with pytest.raises(DataError, match=r"cannot read a DataFrame.*to_numpy"):
         load_task(Frame())

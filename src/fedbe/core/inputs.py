@@ -243,13 +243,16 @@ def _input_of(item: Any) -> Any:
 
 
 def as_batch(value: Any, name: str) -> Batch:
-    """A tensor or array as it is; a tuple or dict of them without labels. `name` is for messages.
+    """A tensor or array as it is; a tuple or dict of them without labels. A read-only array is copied.
+
+    `name` is for messages.
 
     Raises:
         SettingError: Something else is among them.
     """
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return torch.from_numpy(np.ascontiguousarray(value))
+        # Arrays of a DataFrame are read-only: they are copied, because torch warns of memory that it cannot write.
+        return torch.from_numpy(np.require(np.ascontiguousarray(value), requirements="W"))
     if isinstance(value, Tensor):
         return value
     if isinstance(value, Mapping):

@@ -209,7 +209,7 @@ def as_inputs(values: Any, name: str) -> Batch:
     if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
         raise DataError(f"{name}: inputs must be numbers of at most 64 bits, got {values.dtype}")
     native = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
-    tensor = torch.as_tensor(native)
+    tensor = torch.as_tensor(np.require(native, requirements="W"))  # a DataFrame's arrays are read-only, torch warns
     if tensor.dim() == 2:
         is_tokens = values.dtype.kind in "iu" and values.dtype.itemsize >= 4
         return tensor.to(torch.int64 if is_tokens else torch.float32)
