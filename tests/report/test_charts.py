@@ -194,6 +194,13 @@ def test_changes_to_a_shipped_recipe_are_listed(make_run) -> None:
 
     about = section_of(make_run("a", "fedavg", [0.1, 0.2, 0.5])).about
     assert about[0] == "Recipe digits with split.clients=4, variant=paper."
+    other = load_recipe("digits", ["split.kind=dirichlet", "model.name=convnet"])
+    about = section_of(make_run("c", "fedavg", [0.1, 0.2, 0.5], recipe=other)).about
+    # The settings of the old split and network are gone because the new ones do not have them: nobody removed them.
+    assert about[0] == "Recipe digits with model.name=convnet, split.kind=dirichlet."
+    other = load_recipe("digits", ["split.minor_images=", "split.major_share=0.9"])
+    about = section_of(make_run("d", "fedavg", [0.1, 0.2, 0.5], recipe=other)).about
+    assert about[0] == "Recipe digits with split.major_share=0.9, split.minor_images=."
     plain = load_recipe("digits")
     as_shipped = section_of(make_run("b", "fedavg", [0.5] * plain.training.rounds, recipe=plain)).about
     assert as_shipped[0] == f"Recipe digits: {plain.summary}."

@@ -88,7 +88,10 @@ def _summary_or_changes(recipe: Recipe) -> str:
     changes = []
     if recipe.name in available_recipes():
         now, shipped = _flat(dump_recipe(recipe)), _flat(dump_recipe(load_recipe(recipe.name)))
-        changes = [f"{key}={now.get(key, '')}" for key in sorted(now | shipped) if now.get(key) != shipped.get(key)]
+        keys = [key for key in sorted(now | shipped) if now.get(key) != shipped.get(key)]
+        # A new split or network removes the settings of the old one; only its name was changed.
+        renewed = tuple(f"{key.partition('.')[0]}." for key in keys if key in ("split.kind", "model.name"))
+        changes = [f"{key}={now.get(key, '')}" for key in keys if key in now or not key.startswith(renewed)]
     if changes:
         return f" with {', '.join(changes)}"
     return f": {recipe.summary}" if recipe.summary else ""
