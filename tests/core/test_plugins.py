@@ -44,7 +44,11 @@ def test_a_function_of_the_current_directory():
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [("users_module:none", "no attribute 'none'"), ("no_module:f", "no_module"), ("users_module:value", "is a int")],
+    [
+        ("users_module:none", "no attribute 'none'"),
+        ("no_module:f", "but no module named"),
+        ("users_module:value", "is a int"),
+    ],
 )
 def test_names_without_a_function(path, message):
     with pytest.raises(DataError, match=f"'{path}' must name a function.*{message}"):

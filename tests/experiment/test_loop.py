@@ -411,7 +411,7 @@ def test_a_fault_of_this_machine_stops_the_run_and_changes_no_result(own: Recipe
     [
         ("own_for_tests:no_module", "must return a torch.nn.Module, got int"),
         ("own_for_tests:nothing", "must name a function as module:function, but module"),
-        ("no_such_module:model", "must name a function .*No module named"),
+        ("no_such_module:model", "must name a function .*no module named"),
     ],
 )
 def test_a_function_that_returns_no_model_is_refused(

@@ -41,7 +41,8 @@ def load_function(path: str, error: type[FedBEError]) -> Callable[..., Any]:
     try:
         function = getattr(importlib.import_module(module), name)
     except Exception as problem:  # a user's module can raise anything when it is imported
-        raise error(f"'{path}' must name a function as module:function, but {problem}") from problem
+        reason = f"{str(problem)[:1].lower()}{str(problem)[1:]}"  # Python's "No module named …" begins a sentence
+        raise error(f"'{path}' must name a function as module:function, but {reason}") from problem
     if not callable(function):
         raise error(f"'{path}' must name a function as module:function, but is a {type(function).__name__}")
     if not trusts_all:
