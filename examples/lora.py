@@ -47,7 +47,7 @@ def main(rounds: int = 2) -> float:
     task = load_mails()
     partition = split("iid", task.train.labels, clients=4, server=200, seed=0)
     settings = fedbe.LocalSettings(epochs=3, batch_size=20, lr=0.02, weight_decay=0.0)
-    return federate(model, task, partition, settings, rounds, num_samples=4, distill_epochs=5)
+    return federate(model, task, partition, settings, rounds, distill_epochs=5)
 
 
 if __name__ == "__main__":

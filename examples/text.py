@@ -79,7 +79,7 @@ def main(rounds: int = 3) -> float:
     task = load_mails()
     partition = split("dirichlet", task.train.labels, clients=4, server=200, seed=0, alpha=0.5)
     settings = fedbe.LocalSettings(epochs=3, batch_size=20, lr=0.05, weight_decay=0.0)
-    options = {"num_samples": 4, "distill_epochs": 5, "distill_lr": 0.01, "distill_lr_min": 0.004}
+    options = {"distill_epochs": 5, "distill_lr": 0.01, "distill_lr_min": 0.004}
     return federate(build_model(), task, partition, settings, rounds, **options)
 
 

@@ -54,7 +54,7 @@ class EnsembleSettings:
     Attributes:
         members: one or more of S (samples), A (the average that the student starts from), P (averages of earlier
             rounds, before they were distilled) and C (the clients).
-        num_samples: M, how many models are sampled.
+        num_samples: M, how many models are sampled, if members include S.
         num_past: how many earlier averages vote.
         posterior: gaussian (Eq. 5) or dirichlet (Eq. 7); -released after the name: the form of the authors' program.
         scale: multiplies the Gaussian's standard deviation.
