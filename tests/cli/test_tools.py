@@ -136,6 +136,14 @@ def test_evaluate_says_which_part_of_a_file_it_measures(comparison, tmp_path):
     assert "no test part" not in fedbe("evaluate", run).stderr
 
 
+def test_evaluate_says_that_the_run_had_another_precision(tmp_path):
+    for precision, is_named in (("bfloat16", True), ("float32", False)):
+        words = ["run", "--method", "fedavg", "--precision", precision, "--name", precision, "--runs", str(tmp_path)]
+        fedbe(*words, *QUICK)
+        notes = fedbe("evaluate", str(tmp_path / precision)).stderr
+        assert ("measured in bfloat16" in notes) == is_named
+
+
 @pytest.mark.parametrize("words", [["evaluate"], ["predict", "a.png"]])
 def test_evaluate_and_predict_name_the_runs_of_a_comparison(words, comparison):
     folder, _ = comparison

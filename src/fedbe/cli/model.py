@@ -27,16 +27,18 @@ def evaluate(
     """Measure the final model of a run on test data."""
     from fedbe.data import Task
     from fedbe.data.sources import hold_out, load_data
-    from fedbe.experiment.run_folder import read_recipe
+    from fedbe.experiment import run_folder
 
     model = _load(run, device)
-    found = load_data(data or read_recipe(run).data.source)
+    found = load_data(data or run_folder.read_recipe(run).data.source)
     if data and not isinstance(found, Task):
         err.print(f"{found.name} has no test part: the fifth of it that is held out with seed 0 is measured")
     test = (found if isinstance(found, Task) else hold_out(found, 0)).test
     if test.classes != model.classes:
         raise DataError(f"the model was trained on {len(model.classes)} classes; {test.name} has other classes")
     metrics = model.metrics(test.inputs, test.labels)
+    if not data and run_folder.exists(run) and (precision := run_folder.read_info(run).precision) != "float32":
+        err.print(f"measured in float32; the run measured in {precision}, so its own numbers differ a little")
     out.print(f"{test.name}, {len(test)} test examples: accuracy {100 * metrics.accuracy:.2f} %")
     out.print(f"nll {metrics.nll:.4f}, ece {metrics.ece:.4f}, mean confidence {100 * metrics.confidence:.2f} %")
 
