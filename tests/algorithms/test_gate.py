@@ -50,6 +50,14 @@ def test_the_margin_is_a_standard_error_worked_out_by_hand():
     assert judge(replace(ON, gate_margin=0.5), one_hot(1, 1, 0, 0), one_hot(0, 0, 1, 0), vote, lr=0.1).accepted
 
 
+def test_a_gain_must_also_be_large_enough():
+    # The student wins on one of 50 inputs: 0.02, and the standard error is √(0.02 · 0.98 / 50) = 0.0198.
+    vote, average = one_hot(*[0] * 50), one_hot(1, *[0] * 49)
+    assert judge(replace(ON, gate_gain=0.019), average, vote, vote, lr=0.1).accepted
+    refused = judge(replace(ON, gate_gain=0.03), average, vote, vote, lr=0.1)
+    assert (refused.accepted, refused.margin) == (False, 0.03)
+
+
 def test_the_pixels_of_an_input_are_not_independent():
     vote, right, wrong = one_hot(0, 0, 0, 0), one_hot(0, 0, 0, 0), one_hot(1, 1, 0, 0)
     images = [part.unsqueeze(2).expand(-1, -1, 50) for part in (wrong, right, vote)]  # 50 equal pixels each
@@ -91,7 +99,15 @@ def test_a_rest_cannot_grow_without_end():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"gate": "oracle"}, {"gate_share": 1.0}, {"gate_margin": -1.0}, {"gate_backoff": 0.0}, {"gate_tries": 0}]
+    "wrong",
+    [
+        {"gate": "oracle"},
+        {"gate_share": 1.0},
+        {"gate_margin": -1.0},
+        {"gate_gain": 1.0},
+        {"gate_backoff": 0.0},
+        {"gate_tries": 0},
+    ],
 )
 def test_settings_that_cannot_work(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):

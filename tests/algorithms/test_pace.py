@@ -32,22 +32,30 @@ def test_a_model_in_fragments_has_the_same_distance():
     assert distances[0].item() == pytest.approx(whole.params.double().norm().item())
 
 
-def test_steps_shrink_with_the_square_and_grow_back_to_the_full_size():
+def _factors(*moves):
     memory, factors = {}, []
-    for move in (2.0, 4.0, 1.0, 4.0, 0.0):
+    for move in moves:
         factor, memory = follow(memory, torch.tensor(move, dtype=torch.float64))
         factors.append(factor)
-    assert factors == [1.0, 1.0, 1 / 16, 1.0, SMALLEST]
-    assert memory[PACE_MEMORY].tolist() == [4.0]
+    return factors, memory[PACE_MEMORY].tolist()
+
+
+def test_steps_shrink_with_the_square_and_grow_back_to_the_full_size():
+    assert _factors(1.0, 2.0, 4.0, 1.0, 4.0, 0.0) == ([1.0, 1.0, 1.0, 1 / 16, 1.0, SMALLEST], [4.0])
+
+
+def test_the_first_round_takes_full_steps_and_does_not_count():
+    """Its clients start from random weights and move further than they ever do again."""
+    assert _factors(8.0, 4.0, 2.0) == ([1.0, 1.0, 1 / 4], [4.0])
 
 
 def test_clients_that_never_move_leave_the_steps_alone():
-    assert follow({}, torch.tensor(0.0))[0] == 1.0
+    assert _factors(0.0, 0.0, 0.0) == ([1.0, 1.0, 1.0], [0.0])
 
 
 @pytest.fixture
 def distances():
-    """How far the student goes from the average in two rounds: the clients move a tenth as far in the second one."""
+    """How far the student goes from the average in the last two of three rounds: the clients move less in the last."""
     torch.manual_seed(0)
     model, unlabeled = nn.Linear(4, 3), torch.randn(60, 4)
     directions = [{k: torch.randn_like(v) for k, v in model.state_dict().items()} for _ in range(3)]
@@ -55,12 +63,12 @@ def distances():
     def run(**settings):
         server = FedBE(model, unlabeled=unlabeled, gate="off", distill_epochs=2, **settings)
         state, gone = model.state_dict(), []
-        for size in (1.0, 0.1):
+        for size in (1.0, 1.0, 0.1):
             clients = [{k: v + size * d[k] for k, v in state.items()} for d in directions]
             average = torch.stack([client["weight"] for client in clients]).mean(0)
             state = server.aggregate(state, [ClientUpdate(client, 10) for client in clients])
             gone.append(float((state["weight"] - average).norm()))
-        return gone
+        return gone[1:]
 
     return run
 

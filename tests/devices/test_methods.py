@@ -51,7 +51,7 @@ def here(named):
 def test_every_method_gives_the_bits_of_the_cpu(method, way, network, inputs_for, replies, same):
     name = "dropout-bn"
     quick = {k: v for k, v in QUICK.items() if k in METHODS[method].settings()}
-    quick |= {"gate_margin": 0.0} if "gate" in METHODS[method].settings() else {}
+    quick |= {"gate_margin": 0.0, "gate_gain": 0.0} if "gate" in METHODS[method].settings() else {}
 
     def two_rounds(device):
         module = network(name)

@@ -65,7 +65,7 @@ def numbers(folder):
     ("method", "changes"),
     [
         pytest.param("fedbe", (), id="fedbe"),
-        pytest.param("fedbe", ("variant=auto", "settings.gate_margin=0"), id="gate"),
+        pytest.param("fedbe", ("variant=auto", "settings.gate_margin=0", "settings.gate_gain=0"), id="gate"),
         pytest.param("scaffold", (), id="scaffold"),
         pytest.param("fedbe", IMAGES, id="images", marks=pytest.mark.slow),
     ],

@@ -61,7 +61,15 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {name: ("digits", name, SMA
     "auto, students accepted": (
         "digits",
         "fedbe",
-        (*SMALL, "variant=auto", "settings.gate_margin=0", "settings.distill_lr=0.1", "settings.distill_lr_min=0.1"),
+        (
+            *SMALL,
+            "variant=auto",
+            "training.rounds=3",
+            "settings.gate_margin=0",
+            "settings.gate_gain=0",
+            "settings.distill_lr=0.1",
+            "settings.distill_lr_min=0.1",
+        ),  # three rounds: the steps follow the clients' from the third one on
     ),
     "released": ("digits", "fedbe", (*SMALL, "variant=released")),
     "released recipe": (

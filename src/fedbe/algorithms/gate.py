@@ -2,8 +2,8 @@
 
 A part of the server's inputs is kept out of the distillation. Afterwards, on these inputs, the gate asks who agrees
 more with the vote, the student or the average that it started from. Unless the student does, by more than chance
-explains, it has not learned the vote: the average stays, and the next student takes smaller steps. When the smallest
-steps are refused too, the server rests, longer each time, and then tries again.
+explains and by enough to make up for what it forgets, the average stays, and the next student takes smaller steps. When
+the smallest steps are refused too, the server rests, longer each time, and then tries again.
 """
 
 from collections.abc import Callable, Mapping
@@ -56,7 +56,9 @@ class GateSettings:
 
     Attributes:
         gate: off (every student replaces the average), or the judge: agreement, soft-agreement.
-        gate_margin: how many standard errors the student must be above the average; 0: any difference counts.
+        gate_margin: how many standard errors the student must be above the average,
+        gate_gain: and by how much at least. Every student forgets a little of what the clients have learned from
+            labels, so agreeing with the vote a little more often does not pay.
         gate_share: the part of the server's inputs that is kept out of the distillation, drawn again in each round.
         gate_backoff: after a refusal the next student's step sizes are multiplied by this.
         gate_tries: after so many refusals in a row of smaller and smaller steps, the server rests.
@@ -64,6 +66,7 @@ class GateSettings:
 
     gate: str = "off"
     gate_margin: float = 1.0
+    gate_gain: float = 0.0
     gate_share: float = 0.1
     gate_backoff: float = 0.3
     gate_tries: int = 1
@@ -75,6 +78,8 @@ class GateSettings:
                 raise SettingError(f"`{name}` must be between 0 and 1, got {getattr(self, name)}")
         if self.gate_margin < 0:
             raise SettingError(f"`gate_margin` must be >= 0, got {self.gate_margin}")
+        if not 0 <= self.gate_gain < 1:
+            raise SettingError(f"`gate_gain` must be >= 0 and < 1, got {self.gate_gain}")
         if self.gate_tries < 1:
             raise SettingError(f"`gate_tries` must be >= 1, got {self.gate_tries}")
 
@@ -160,9 +165,9 @@ class Judgement:
 def judge(settings: GateSettings, average: Tensor, student: Tensor, vote: Tensor, lr: float) -> Judgement:
     """Compare two predictions [H, classes, …] with the vote on the inputs that were kept out.
 
-    With d_j the student's score minus the average's on input j, the margin is `gate_margin` standard errors of the
-    mean of d: gate_margin · std(d)/√H. The pixels or words of one input depend on each other, so d_j is their mean. A
-    student whose predictions are not finite has the score 0.
+    With d_j the student's score minus the average's on input j, the margin is the larger one of `gate_gain` and
+    `gate_margin` standard errors of the mean of d: max(gate_gain, gate_margin · std(d)/√H). The pixels or words of one
+    input depend on each other, so d_j is their mean. A student whose predictions are not finite has the score 0.
     """
     score = JUDGES[settings.gate]
     average, student, vote = average.cpu(), student.cpu(), vote.cpu()
@@ -170,4 +175,5 @@ def judge(settings: GateSettings, average: Tensor, student: Tensor, vote: Tensor
     of_student = score(student, vote) if bool(student.isfinite().all()) else torch.zeros_like(of_average)
     difference = (of_student - of_average).reshape(len(vote), -1).mean(1)
     error = float(difference.std(correction=0)) / len(difference) ** 0.5
-    return Judgement(float(of_average.mean()), float(of_student.mean()), settings.gate_margin * error, lr)
+    margin = max(settings.gate_gain, settings.gate_margin * error)
+    return Judgement(float(of_average.mean()), float(of_student.mean()), margin, lr)

@@ -329,6 +329,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "distill_lr": 0.03,
         "distill_lr_min": 0.012,
         "gate": "agreement",
+        "gate_gain": 0.03,
         "distill_follow": True,
     },
     "tuned": {

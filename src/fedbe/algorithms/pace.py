@@ -8,7 +8,8 @@ The server sees how far clients move. SGD's points spread with a variance in pro
 
     step size in this round = step size of the settings · (m / m_max)²
 
-where m is the median over the clients of ‖w_i − w‖, and m_max the largest m of all rounds so far.
+where m is the median over the clients of ‖w_i − w‖, and m_max the largest m since the second round. The first round
+does not count: its clients start from random weights, and move 15 to 30 % further than ever after.
 """
 
 from collections.abc import Iterable, Mapping
@@ -49,10 +50,13 @@ def follow(memory: Mapping[str, Tensor], move: Tensor) -> tuple[float, dict[str,
     """What this round's step sizes are multiplied by, (m / m_max)², and the server's memory with the new m_max.
 
     Example:
-        >>> factor, memory = follow({}, torch.tensor(4.0))
+        >>> _, memory = follow({}, torch.tensor(9.0))  # the first round takes full steps, and does not count
+        >>> factor, memory = follow(memory, torch.tensor(4.0))
         >>> factor, follow(memory, torch.tensor(2.0))[0]
         (1.0, 0.25)
     """
-    largest = torch.stack([move.float(), *memory.get(PACE_MEMORY, ())]).max()
+    if PACE_MEMORY not in memory:
+        return 1.0, {**memory, PACE_MEMORY: torch.zeros(1)}
+    largest = torch.stack([move.float(), *memory[PACE_MEMORY]]).max()
     factor = max(float(move.float() / largest) ** 2, SMALLEST) if largest > 0 else 1.0
     return factor, {**memory, PACE_MEMORY: largest.reshape(1)}
