@@ -208,12 +208,12 @@ def distillation() -> None:
             line.append(lab().accuracy(lab().predictions([student])[0]))
         axes.plot(EPOCHS, line, "o-", color=colour, label=f"student, {optimizer.upper()}")
     teacher = softened_vote(lab().predictions([lab().average, *lab().clients]))
-    for value, name, style in (
-        (lab().accuracy(teacher), "its teacher, the vote", "-"),
-        (lab().accuracy(lab().predictions([lab().average])[0]), "its start, the average: after 0 epochs", "--"),
+    for value, name, style, label_at in (
+        (lab().accuracy(teacher), "its teacher, the vote", "-", 0.7),
+        (lab().accuracy(lab().predictions([lab().average])[0]), "its start, the average: after 0 epochs", "--", -2.4),
     ):
         axes.axhline(value, color=GREY, linestyle=style, linewidth=1)
-        axes.text(1, value + 0.7, name, fontsize=9, color=GREY)
+        axes.text(1, value + label_at, name, fontsize=9, color=GREY)
     axes.set_ylim(45, 97)
     axes.set_xscale("log")
     axes.set_xticks(EPOCHS, [str(e) for e in EPOCHS])
