@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedbe.algorithms.methods import METHODS
+from fedbe.core.compute import one_thread
 from fedbe.errors import RunError
 from fedbe.experiment import checkpoint, loop, run_folder
 from fedbe.experiment.callbacks import Callback
@@ -27,11 +28,14 @@ SMALL = (
     "settings.distill_until=0.6",  # in rounds 1 and 2 of 3: the server must know the number of rounds
 )
 SEED = 5
+# With convolutions the server computes the parts of a batch in threads; with BatchNorm it learns from whole batches.
+CONVNET = ("model.name=convnet", "model.hidden=", "model.padding=1", "model.widths=[4, 8, 8]", "variant=auto")
+RESNET = ("model.name=resnet20", "model.hidden=", "training.rounds=1", "training.epochs=1", "settings.distill_until=1")
 
 
 @pytest.fixture(scope="module")
-def recipe():
-    return load_recipe("digits", SMALL)
+def recipe(request):
+    return load_recipe("digits", (*SMALL, *getattr(request, "param", ())))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +77,8 @@ def flower(recipe, federation, local_grid, tmp_path):
             index = federation.clients[request.client_id]
             settings = sim.local_settings(request.round, request.client_id)
             inputs, labels = federation.train.select(index), federation.labels[index]
-            return request.fit(initial_weights(federation.model, 99), inputs, labels, settings)
+            with one_thread():  # as in the simulator's workers
+                return request.fit(initial_weights(federation.model, 99), inputs, labels, settings)
 
         ours = strategy(
             method,
@@ -113,6 +118,14 @@ def test_flower_equals_the_simulator(method, simulated, flower, tmp_path, recipe
     assert all(same(a.state, b.state) for a, b in zip(saved.members, expected.members, strict=True))
     sim = Simulation(recipe, ours.method, SEED, federation, None, None)
     assert [who for kind, who in grid.asked if kind == "train"] == [sim.cohort(r + 1) for r in range(rounds)]
+
+
+@pytest.mark.parametrize("recipe", [CONVNET, RESNET], ids=["convnet", "resnet"], indirect=True)
+def test_convolutions_equal_the_simulators(recipe, simulated, flower):  # noqa: ARG001 (both use it)
+    expected = simulated("fedbe").model  # also sets the server's threads: with BatchNorm the bits depend on them
+    ours, grid, arrays, rounds = flower("fedbe")
+    result = ours.start(grid, arrays, rounds)
+    assert same(ours.server.runner.layout.pack(result.arrays.to_torch_state_dict()), expected)
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if not METHODS[m].one_round])
