@@ -1,6 +1,6 @@
-"""The pictures of docs/concepts.md and docs/howto.md, from small runs and from the tables in docs/default.md.
+"""The pictures of README, docs/concepts.md and docs/howto.md: from records, tables in docs/default.md and small runs.
 
-python -m benchmarks.concept_pictures [averaging posterior vote distillation gate calibration tuning]
+python -m benchmarks.concept_pictures [averaging posterior vote distillation gate calibration tuning default]
 
 They are written to docs/pictures/, seed 0, in about a minute on one core.
 """
@@ -319,7 +319,35 @@ def tuning() -> None:
     save(figure, "tuning")
 
 
-PICTURES = {f.__name__: f for f in (averaging, posterior, vote, distillation, gate, calibration, tuning)}
+RUNS = {
+    "fedavg": ("FedAvg", GREY),
+    "fedbe": ("FedBE, the paper's settings", ORANGE),
+    "fedbe-tuned": ("FedBE, tuned", "#6fb1ff"),
+    "fedbe-auto": ("FedBE, the default", BLUE),
+}
+
+
+def default() -> None:
+    """The default on CIFAR-10, in each run of results/ that is finished, next to others of the same split and seed."""
+    records = DOCS.parent / "results" / "reproduce-table1-paper"
+    finished = [p for p in sorted(records.glob("*--fedbe-auto--convnet/seed*")) if run_folder.read_info(p).finished]
+    figure, panels = plt.subplots(1, len(finished), figsize=(5 * len(finished), 3.4), layout="constrained", sharey=True)
+    for panel, path in zip(np.atleast_1d(panels), finished, strict=True):
+        kind, seed = path.parent.name.partition("--")[0], path.name.removeprefix("seed")
+        for name, (label, colour) in RUNS.items():
+            folder = records / f"{kind}--{name}--convnet" / path.name
+            if run_folder.exists(folder):
+                rounds = run_folder.read_rounds(folder)
+                accuracy = [100 * record["test"]["accuracy"] for record in rounds]
+                panel.plot([r["round"] for r in rounds], accuracy, color=colour, label=f"{label}: {accuracy[-1]:.1f}")
+        panel.set_title(f"{kind.capitalize()}, seed {seed}", fontsize=10)
+        panel.set_xlabel("round")
+        panel.legend(fontsize=8, frameon=False, loc="lower right")
+    np.atleast_1d(panels)[0].set_ylabel("test accuracy, %")
+    save(figure, "default")
+
+
+PICTURES = {f.__name__: f for f in (averaging, posterior, vote, distillation, gate, calibration, tuning, default)}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -234,6 +234,20 @@ def test_a_panel_shows_only_the_seeds_that_all_its_lines_have(tmp_path: Path) ->
     assert "are left out (1;" in chart.note
 
 
+def test_a_panel_without_a_common_seed_compares_the_lines_of_the_most_common_one(tmp_path: Path) -> None:
+    study = load_study("table1")
+    cells = {("step", "fedavg", "convnet"): (0, 1), ("step", "fedbe", "convnet"): (0,)}
+    cells |= {("step", "fedbe-tuned", "convnet"): (1, 2), ("step", "fedbe-sgd", "convnet"): (0,)}
+    runs = [run for run in study_runner.study_runs(study, "paper", 3, tmp_path) if run.seed in cells.get(run.cell, ())]
+    for run in runs:
+        _write_run(run)
+    chart = chart_by_round(study, "paper", runs)
+    assert chart is not None
+    assert {s.label for s in chart.panels[0].series} == {"fedavg", "fedbe", "fedbe-sgd"}  # seed 0
+    assert chart.panels[0].series[0].points[0].y == pytest.approx(10)
+    assert "are left out (3;" in chart.note
+
+
 def test_values_other_than_methods_have_different_colours() -> None:
     from fedbe.reproduce.round_curves import series_colours
 

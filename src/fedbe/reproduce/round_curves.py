@@ -1,7 +1,9 @@
 """A study's metric by round: a line for each value of the last row axis, a panel for each choice of the other axes."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from fedbe.analysis.runs import Run, over_seeds, read_run
 from fedbe.report.chart import Chart, Panel, Series
@@ -16,7 +18,8 @@ CellRuns = Mapping[Cell, Sequence[Run]]  # the runs behind the lines of one pane
 def chart_by_round(study: Study, scale: Scale, study_runs: Sequence[StudyRun]) -> Chart | None:
     """The study's metric after every round, for all runs, also unfinished ones.
 
-    A panel shows only the seeds that all of its lines have, if there are any, so that its lines can be compared.
+    A panel shows only the seeds that all of its lines have, so that its lines can be compared. If there are none, it
+    leaves out the lines that do not have the seed of most lines.
 
     Returns:
         The chart, or None if no run has two rounds with the metric.
@@ -54,9 +57,14 @@ def _runs_by_panel(study_runs: Sequence[StudyRun]) -> dict[str, dict[Cell, list[
 
 
 def _common_seeds(panel: CellRuns) -> dict[Cell, list[Run]]:
-    """Only the runs whose seed all lines have; all runs if there is no such seed."""
-    common = set.intersection(*({run.info.seed for run in runs} for runs in panel.values()))
-    return {cell: [run for run in runs if not common or run.info.seed in common] for cell, runs in panel.items()}
+    """Only the runs whose seed all lines have; without such a seed, only those of the most common one."""
+    seeds = {cell: {run.info.seed for run in runs} for cell, runs in panel.items()}
+    common = set.intersection(*seeds.values())
+    if not common:
+        counts = Counter(chain.from_iterable(seeds.values()))
+        common = {min(counts, key=lambda seed: (-counts[seed], seed))}
+    kept = {cell: [run for run in runs if run.info.seed in common] for cell, runs in panel.items()}
+    return {cell: runs for cell, runs in kept.items() if runs}
 
 
 def _series(study: Study, panel: CellRuns) -> tuple[Series, ...]:
