@@ -36,7 +36,8 @@ def main(name: str, data: Path) -> None:
             f"training.rounds={job.rounds}", f"training.clients_per_round={job.cohort}", "training.epochs=1",
             f"training.batch_size={job.batch_size}", f"training.lr={job.lr}", f"training.momentum={job.momentum}",
             f"training.weight_decay={job.weight_decay}", "training.schedule=constant",
-            f"evaluation.every={job.rounds if job.evaluate_every > 1 else 1}", "evaluation.ensemble=",
+            f"evaluation.every={job.rounds if job.evaluate_every > 1 else 1}",
+            "evaluation.ensemble=", "evaluation.clients=false",
         ],
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as parent, make_executor(None, "processes") as executor:
