@@ -58,6 +58,14 @@ def test_a_gain_must_also_be_large_enough():
     assert (refused.accepted, refused.margin) == (False, 0.03)
 
 
+def test_the_default_asks_for_three_points():
+    settings = get_method("fedbe").stages[-1].gating
+    vote = one_hot(*[0] * 1000)
+    two, four = (one_hot(*[1] * wrong, *[0] * (1000 - wrong)) for wrong in (20, 40))
+    assert not judge(settings, two, vote, vote, lr=0.1).accepted  # 0.020, more than four standard errors
+    assert judge(settings, four, vote, vote, lr=0.1).accepted
+
+
 def test_the_pixels_of_an_input_are_not_independent():
     vote, right, wrong = one_hot(0, 0, 0, 0), one_hot(0, 0, 0, 0), one_hot(1, 1, 0, 0)
     images = [part.unsqueeze(2).expand(-1, -1, 50) for part in (wrong, right, vote)]  # 50 equal pixels each
